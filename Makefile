@@ -1,0 +1,41 @@
+# Each target needs `make` and `python3` and nothing else: the first one run creates .venv from pinned constraints.
+PYTHON ?= python3
+BIN := .venv/bin
+EXTRAS ?= train,study
+
+.PHONY: help demo test check bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+.venv/ready: pyproject.toml constraints.txt setup.py src/cyber0/directions/_stream.c
+	@echo "Setting up .venv (once; a minute or two) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cyber0 needs Python 3.11 or newer")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation \
+		-e '.[$(EXTRAS)]' --group dev
+	@touch $@
+
+demo: .venv/ready  ## train on the embedded MNIST images, then rebuild the model from its commits
+	@$(BIN)/cyber0 demo
+
+check: .venv/ready  ## ruff, pyright (strict), import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/basedpyright --level error
+	@$(BIN)/lint-imports --no-cache
+
+test: check  ## everything CI runs: check, then all tests, doctests and documentation snippets
+	@$(BIN)/pytest
+
+bench: .venv/ready  ## measure speed as ratios to a peer in the same run; writes benchmarks/results/
+	@$(BIN)/python -m benchmarks
+
+docs: .venv/ready  ## build the documentation into site/
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group docs
+	@$(BIN)/zensical build --clean
+
+clean:  ## remove the environment and everything built
+	rm -rf .venv build dist site src/*.egg-info src/cyber0/directions/*.so

@@ -1,0 +1,41 @@
+"""The command `cyber0`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cyber0 import __version__
+from cyber0.cli.demo import demo
+from cyber0.cli.doctor import doctor
+from cyber0.errors import Cyber0Error
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(demo)
+app.command()(doctor)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"cyber0 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train one model across clients that share no data and do not trust each other, a few numbers per round."""
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one sentence and exit status 1, not a traceback."""
+    try:
+        app()
+    except Cyber0Error as error:
+        typer.secho(f"cyber0: {error}", fg="red", err=True)
+        sys.exit(1)

@@ -1,0 +1,74 @@
+"""A commit: the aggregated scalars of one round, which is all that a model needs to advance by that round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0.directions.key import DirectionKey, Family, check_family
+from cyber0.errors import InvalidCommit
+
+__all__ = ["Commit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The step w <- w - learning_rate * sum over l, then r, of scalars[l][r] z(seed, round, epochs[l], r).
+
+    `scalars` has a row for each set of directions and a column for each direction; it is kept in float32, as it travels.
+    `epochs` says whose directions each row weighs; by default the local epochs 0, 1, ... in order.
+
+    >>> commit = Commit(seed=7, round=0, learning_rate=0.01, scalars=[[1.0, -2.0]])
+    >>> commit.keys[1]
+    DirectionKey(seed=7, round=0, epoch=0, index=1)
+    >>> commit.coefficients
+    array([ 0.01, -0.02], dtype=float32)
+    """
+
+    seed: int
+    round: int
+    learning_rate: float
+    scalars: Sequence[Sequence[float]] | NDArray[Any]
+    family: Family = "gaussian"
+    epochs: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        check_family(self.family)
+        scalars = _float32(self.scalars)
+        epochs = tuple(range(len(scalars))) if self.epochs is None else tuple(self.epochs)
+        if len(epochs) != len(scalars):
+            raise InvalidCommit(f"epochs = {epochs} names {len(epochs)} rows, but scalars has {len(scalars)}")
+        if not np.isfinite(self.learning_rate):
+            raise InvalidCommit(f"learning_rate = {self.learning_rate} must be finite")
+        object.__setattr__(self, "scalars", tuple(map(tuple, scalars.tolist())))
+        object.__setattr__(self, "epochs", epochs)
+        if not np.isfinite(self.coefficients).all():
+            raise InvalidCommit(f"learning_rate = {self.learning_rate} times the scalars is too large for float32")
+
+    @property
+    def keys(self) -> list[DirectionKey]:
+        """The directions, by row and then by column."""
+        epochs, width = cast("Sequence[int]", self.epochs), len(self.scalars[0])
+        return [DirectionKey(self.seed, self.round, epoch, index) for epoch in epochs for index in range(width)]
+
+    @property
+    def coefficients(self) -> NDArray[np.float32]:
+        """What each direction is multiplied with: learning rate times scalar in float64, rounded once to float32."""
+        with np.errstate(over="ignore"):
+            return (np.float64(self.learning_rate) * np.asarray(self.scalars).ravel()).astype(np.float32)
+
+
+def _float32(scalars: Any) -> NDArray[np.float32]:
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(scalars, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidCommit("scalars must be rows of numbers, all of one length") from error
+    if array.ndim != 2 or array.size == 0:
+        raise InvalidCommit(f"scalars has shape {array.shape}: it must have rows (epochs) and columns (directions)")
+    if not np.isfinite(array).all():
+        row, column = np.argwhere(~np.isfinite(array))[0]
+        raise InvalidCommit(f"scalars[{row}][{column}] = {array[row, column]} must be finite in float32")
+    return array

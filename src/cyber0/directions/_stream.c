@@ -1,0 +1,272 @@
+/* The direction stream on a CPU: the operations of stream.py, in the same order, a chunk in the first-level cache at a
+ * time. docs/stream.md specifies it.
+ *
+ * Flags that matter (setup.py): -ffp-contract=off, or multiply-adds fuse and the bits are wrong; -fno-math-errno
+ * and -fno-trapping-math, or the square root keeps the compiler from vectorising and it is seven times slower;
+ * -fno-wrapv, for which Python builds ask the contrary.
+ * Called through ctypes, which releases the interpreter's lock: threads are the caller's.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+#if defined(__x86_64__) && defined(__GLIBC__) && __GNUC__ >= 12 && !defined(__clang__)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"))) /* the best one is picked when loaded */
+#else
+#define CLONES
+#endif
+
+enum { CHUNK = 2048, BITS_PER_BLOCK = 128 };
+enum { ROUNDING = 0x524E4452 };
+
+typedef struct { uint32_t k0, k1, t, l, r, bits; float unit, coefficient; } direction; /* key.PACKED */
+
+static inline float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+static inline uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+
+static inline void philox(uint32_t c[4], uint32_t k0, uint32_t k1)
+{
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
+        c[0] = (uint32_t)(p1 >> 32) ^ c[1] ^ k0;
+        c[2] = (uint32_t)(p0 >> 32) ^ c[3] ^ k1;
+        c[1] = (uint32_t)p1;
+        c[3] = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+}
+
+static inline float log_of(float u)
+{
+    int32_t bits = (int32_t)bits_of(u);
+    float m = float_of((uint32_t)((bits & 0x007FFFFF) | 0x3F000000));
+    int low = m < 0.70710678f;
+    float e = (float)((bits >> 23) - 126 - low), x = (low ? m + m : m) - 1.0f, z = x * x;
+    float y = 7.0376836292e-2f * x + -1.1514610310e-1f;
+    y = y * x + 1.1676998740e-1f;
+    y = y * x + -1.2420140846e-1f;
+    y = y * x + 1.4249322787e-1f;
+    y = y * x + -1.6668057665e-1f;
+    y = y * x + 2.0000714765e-1f;
+    y = y * x + -2.4999993993e-1f;
+    y = y * x + 3.3333331174e-1f;
+    y = y * x * z;
+    y = y + e * -2.12194440e-4f;
+    y = y - 0.5f * z;
+    return (x + y) + e * 0.693359375f;
+}
+
+static inline void box_muller(uint32_t a, uint32_t b, float *restrict cosine, float *restrict sine)
+{
+    float radius = sqrtf(-2.0f * log_of(((float)(int32_t)(a >> 8) + 1.0f) * 0x1p-24f));
+    int32_t octant = (int32_t)(b >> 29);
+    float t = (float)(int32_t)((b << 3) >> 8) * 0x1p-24f;
+    t = ((octant & 1) ? 1.0f - t : t) * 0.78539816339744831f;
+    float z = t * t;
+    float s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * t + t;
+    float c = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+    int swap = ((octant + 1) & 2) == 2;
+    float sn = swap ? c : s, cs = swap ? s : c;
+    *cosine = radius * (((octant + 2) & 4) ? -cs : cs);
+    *sine = radius * ((octant & 4) ? -sn : sn);
+}
+
+/* Words of `count` blocks from `first` on; the low word of the block number must not wrap inside them. */
+#define COUNTER(i) {(uint32_t)first + (uint32_t)(i), d->r | (uint32_t)(first >> 32) << 16, d->l, d->t}
+
+CLONES static void gaussian_blocks(float *restrict z, uint64_t first, int count, const direction *restrict d)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t c[4] = COUNTER(i);
+        philox(c, d->k0, d->k1);
+        box_muller(c[0], c[1], z + 4 * i, z + 4 * i + 1);
+        box_muller(c[2], c[3], z + 4 * i + 2, z + 4 * i + 3);
+    }
+}
+
+CLONES static void rademacher_blocks(float *restrict z, uint64_t first, int count, const direction *restrict d)
+{
+    uint32_t word[CHUNK / 32 + 8];
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t c[4] = COUNTER(i);
+        philox(c, d->k0, d->k1);
+        for (int j = 0; j < 4; j++) word[4 * i + j] = c[j];
+    }
+    for (int64_t i = 0; i < 4 * count; i++)
+        for (int bit = 0; bit < 32; bit++)
+            z[32 * i + bit] = float_of(0xBF800000u ^ (word[i] >> bit) << 31);
+}
+
+CLONES static void scale(float *restrict z, int n, float factor)
+{
+    for (int64_t i = 0; i < n; i++) z[i] = z[i] * factor;
+}
+
+/* Room for a chunk whose ends lie inside blocks. */
+typedef struct { float z[CHUNK + 2 * BITS_PER_BLOCK]; } scratch;
+
+/* Whole blocks first .. last of a direction. */
+static void generate_blocks(float *z, uint64_t first, uint64_t last, const direction *d)
+{
+    uint64_t lanes = d->bits ? BITS_PER_BLOCK : 4, wrap = (first | 0xFFFFFFFFu) + 1, middle = last < wrap ? last : wrap;
+    void (*blocks)(float *restrict, uint64_t, int, const direction *restrict) = d->bits ? rademacher_blocks : gaussian_blocks;
+    blocks(z, first, (int)(middle - first), d);
+    if (middle < last) blocks(z + (middle - first) * lanes, middle, (int)(last - middle), d);
+    if (d->unit != 1.0f) scale(z, (int)((last - first) * lanes), d->unit);
+}
+
+/* Coordinates start .. start + n (n <= CHUNK) of a direction; returns where in the scratch the first one is. */
+static float *generate(scratch *s, uint64_t start, int n, const direction *d)
+{
+    uint64_t lanes = d->bits ? BITS_PER_BLOCK : 4, first = start / lanes;
+    generate_blocks(s->z, first, (start + n + lanes - 1) / lanes, d);
+    return s->z + (start - first * lanes);
+}
+
+static inline uint16_t nearest(float x)
+{
+    uint32_t bits = bits_of(x);
+    return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16);
+}
+
+CLONES static const float *load(const void *weights, int bf16, int64_t offset, int n, float *restrict room)
+{
+    if (!bf16) return (const float *)weights + offset;
+    const uint16_t *w = (const uint16_t *)weights + offset;
+    for (int64_t i = 0; i < n; i++) room[i] = float_of((uint32_t)w[i] << 16);
+    return room;
+}
+
+/* out = w + step, as float32 or rounded to the nearest bf16. In place is allowed: out may be w. */
+CLONES static void add(const float *w, const float *step, float sign, int n, void *out, int bf16, int64_t offset)
+{
+    float *out32 = (float *)out + offset;
+    uint16_t *out16 = (uint16_t *)out + offset;
+    if (bf16)
+        for (int64_t i = 0; i < n; i++) out16[i] = nearest(w[i] + sign * step[i]);
+    else
+        for (int64_t i = 0; i < n; i++) out32[i] = w[i] + sign * step[i]; /* the sign's product is exact */
+}
+
+CLONES static void accumulate(float *restrict u, const float *restrict z, float coefficient, int n)
+{
+    for (int64_t i = 0; i < n; i++) u[i] = u[i] + coefficient * z[i];
+}
+
+CLONES static void rounding_blocks(uint16_t *restrict half, uint64_t first, int count, const direction *restrict d)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t c[4] = {(uint32_t)(first + i), (uint32_t)((first + i) >> 32) << 16, 0, d->t};
+        philox(c, d->k0, d->k1 ^ ROUNDING);
+        for (int j = 0; j < 4; j++) {
+            half[8 * i + 2 * j] = (uint16_t)c[j];
+            half[8 * i + 2 * j + 1] = (uint16_t)(c[j] >> 16);
+        }
+    }
+}
+
+/* bf16 by stochastic rounding: 16 random bits added below the ones that stay. */
+CLONES static void dither(const float *restrict x, uint64_t start, int n, uint16_t *restrict out, const direction *d)
+{
+    uint16_t room[CHUNK + 16];
+    uint64_t first = start / 8, last = (start + n + 7) / 8;
+    rounding_blocks(room, first, (int)(last - first), d);
+    const uint16_t *half = room + (start - 8 * first);
+    for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)((bits_of(x[i]) + half[i]) >> 16);
+}
+
+CLONES static int64_t squared(const float *restrict z, int n)
+{
+    int64_t total = 0;
+    for (int64_t i = 0; i < n; i++) total += (int32_t)(z[i] * z[i] * 0x1p20f); /* z * z < 34 */
+    return total;
+}
+
+static inline int at_most_chunk(int64_t left) { return left < CHUNK ? (int)left : CHUNK; }
+
+EXPORT void cyber0_fill(float *out, int64_t size, uint64_t start, const direction *d)
+{
+    scratch s;
+    uint64_t lanes = d->bits ? BITS_PER_BLOCK : 4;
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        int n = at_most_chunk(size - i);
+        if ((start + i) % lanes == 0 && n % lanes == 0)
+            generate_blocks(out + i, (start + i) / lanes, (start + i + n) / lanes, d);
+        else
+            memcpy(out + i, generate(&s, start + i, n, d), n * sizeof(float));
+    }
+}
+
+EXPORT int64_t cyber0_squared_length(int64_t size, uint64_t start, const direction *d)
+{
+    scratch s;
+    int64_t total = 0;
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        int n = at_most_chunk(size - i);
+        total += squared(generate(&s, start + i, n, d), n);
+    }
+    return total;
+}
+
+EXPORT void cyber0_move(const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size,
+                        uint64_t start, const direction *d)
+{
+    scratch s;
+    float room[CHUNK];
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        int n = at_most_chunk(size - i);
+        float *step = generate(&s, start + i, n, d);
+        const float *w = load(weights, weights16, i, n, room);
+        scale(step, n, d->coefficient);
+        if (minus) add(w, step, -1.0f, n, minus, out16, i);
+        add(w, step, 1.0f, n, plus, out16, i);
+    }
+}
+
+EXPORT void cyber0_descend(const void *weights, int weights16, void *out, int out16, int64_t size, uint64_t start,
+                           const direction *directions, int64_t count)
+{
+    scratch s;
+    float room[CHUNK], u[CHUNK];
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        int n = at_most_chunk(size - i);
+        memset(u, 0, sizeof u);
+        for (const direction *d = directions; d < directions + count; d++)
+            accumulate(u, generate(&s, start + i, n, d), d->coefficient, n);
+        if (weights) {
+            const float *w = load(weights, weights16, i, n, room);
+            for (int j = 0; j < n; j++) u[j] = w[j] - u[j];
+        }
+        if (out16) dither(u, start + i, n, (uint16_t *)out + i, directions);
+        else memcpy((float *)out + i, u, n * sizeof(float));
+    }
+}
+
+CLONES static uint64_t mixed(const float *x, uint64_t start, int n)
+{
+    uint64_t total = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t h = (start + i) * 0x9E3779B97F4A7C15u + bits_of(x[i]);
+        h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9u;
+        h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
+        total += h ^ (h >> 31);
+    }
+    return total;
+}
+
+EXPORT uint64_t cyber0_fingerprint(const void *weights, int weights16, int64_t size, uint64_t start)
+{
+    float room[CHUNK];
+    uint64_t total = 0;
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        int n = at_most_chunk(size - i);
+        total += mixed(load(weights, weights16, i, n, room), start + i, n);
+    }
+    return total;
+}

@@ -1,0 +1,285 @@
+"""The operations on directions: sample them, move weights along them, sum them, project on them."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0.directions.backend import Backend, Buffer, Packed
+from cyber0.directions.key import DirectionKey, Family, check_slice, pack
+from cyber0.directions.select import empty, find, on_device
+from cyber0.errors import InvalidArray
+from cyber0.extras import require
+
+__all__ = ["buffer", "combine", "descend", "fingerprint", "perturb", "perturb_both", "prepare", "project", "sample"]
+
+PROJECTION_CHUNK = 2**22
+
+
+def sample(
+    key: DirectionKey,
+    size: int,
+    start: int = 0,
+    family: Family = "gaussian",
+    dimension: int | None = None,
+    backend: str | Backend | None = None,
+    device: Any = None,
+) -> Any:
+    """Coordinates start .. start + size of a direction, in float32.
+
+    A NumPy array, or a torch tensor on `device` where one is given. `dimension` is the length of the whole direction;
+    a slice of a `sphere` direction needs it, since its scale depends on all coordinates.
+
+    >>> sample(DirectionKey(seed=0x0123456789ABCDEF, round=3, epoch=2, index=1), 3)
+    array([-0.52767867, -0.3393627 , -0.10535558], dtype=float32)
+    >>> sample(DirectionKey(seed=1, round=0), 4, start=2**40, family="rademacher")
+    array([-1.,  1.,  1.,  1.], dtype=float32)
+    """
+    dimension = check_slice(size, start, family, dimension)
+    device = _device(device)
+    chosen, packed = prepare([key], [1.0], family, dimension, backend, device)
+    out = empty(size, device)
+    chosen.fill(out, packed, start)
+    return out
+
+
+def perturb(
+    weights: Any,
+    key: DirectionKey,
+    scale: float,
+    *,
+    out: Any = None,
+    start: int = 0,
+    family: Family = "gaussian",
+    dimension: int | None = None,
+    backend: str | Backend | None = None,
+) -> Any:
+    """weights + scale * z, without materialising z; `weights` are coordinates start, start + 1, ...
+
+    `out` may be float32 or bf16 (in NumPy: uint16, the bits of a bf16), or `weights` itself.
+
+    >>> perturb(np.ones(3, dtype=np.float32), DirectionKey(seed=0x0123456789ABCDEF, round=3, epoch=2, index=1), 0.5)
+    array([0.73616064, 0.8303186 , 0.9473222 ], dtype=float32)
+    """
+    flat, (target,) = _flat(weights, out)
+    chosen, packed = _prepare_slice(flat, [key], [scale], start, family, dimension, backend)
+    chosen.move(flat, packed, start, target, None)
+    return _shaped(target, weights, out)
+
+
+def perturb_both(
+    weights: Any,
+    key: DirectionKey,
+    scale: float,
+    *,
+    out: tuple[Any, Any] | None = None,
+    start: int = 0,
+    family: Family = "gaussian",
+    dimension: int | None = None,
+    backend: str | Backend | None = None,
+) -> tuple[Any, Any]:
+    """(weights + scale * z, weights - scale * z) from one generation of z.
+
+    >>> plus, minus = perturb_both(np.zeros(2, dtype=np.float32), DirectionKey(seed=1, round=0), 0.5)
+    >>> bool((plus == -minus).all())
+    True
+    """
+    plus, minus = out or (None, None)
+    flat, (up, down) = _flat(weights, plus, minus)
+    if down.dtype != up.dtype:
+        raise InvalidArray(f"out: both arrays must be of one type, not {up.dtype} and {down.dtype}")
+    chosen, packed = _prepare_slice(flat, [key], [scale], start, family, dimension, backend)
+    chosen.move(flat, packed, start, up, down)
+    return _shaped(up, weights, plus), _shaped(down, weights, minus)
+
+
+def combine(
+    keys: Sequence[DirectionKey],
+    coefficients: Sequence[float] | NDArray[Any],
+    size: int,
+    *,
+    start: int = 0,
+    family: Family = "gaussian",
+    dimension: int | None = None,
+    backend: str | Backend | None = None,
+    device: Any = None,
+) -> Any:
+    """0 + c z + c' z' + ..., each product and each sum rounded to float32, in the order given.
+
+    >>> keys = [DirectionKey(seed=1, round=0, index=r) for r in range(2)]
+    >>> bool((combine(keys, [2.0, 0.0], 5) == 2 * sample(keys[0], 5)).all())
+    True
+    """
+    device = _device(device)
+    out = empty(size, device) if size > 0 else np.empty(0, dtype=np.float32)
+    chosen, packed = _prepare_slice(out, keys, coefficients, start, family, dimension, backend)
+    chosen.descend(None, packed, start, out)
+    return out
+
+
+def descend(
+    weights: Any,
+    keys: Sequence[DirectionKey],
+    coefficients: Sequence[float] | NDArray[Any],
+    *,
+    out: Any = None,
+    start: int = 0,
+    family: Family = "gaussian",
+    dimension: int | None = None,
+    backend: str | Backend | None = None,
+) -> Any:
+    """weights - combine(keys, coefficients), in one pass; `out` may be `weights` itself.
+
+    A bf16 result is rounded stochastically with 16 bits of the stream, those of the first key's seed and round.
+
+    >>> keys = [DirectionKey(seed=1, round=0, index=r) for r in range(2)]
+    >>> w = np.ones(5, dtype=np.float32)
+    >>> bool((descend(w, keys, [0.1, 0.2]) == w - combine(keys, [0.1, 0.2], 5)).all())
+    True
+    """
+    flat, (target,) = _flat(weights, out)
+    chosen, packed = _prepare_slice(flat, keys, coefficients, start, family, dimension, backend)
+    chosen.descend(flat, packed, start, target)
+    return _shaped(target, weights, out)
+
+
+def project(
+    vector: Any,
+    keys: Sequence[DirectionKey],
+    *,
+    start: int = 0,
+    family: Family = "gaussian",
+    dimension: int | None = None,
+    backend: str | Backend | None = None,
+) -> Any:
+    """The inner product of a float32 vector with each direction, in float64, a chunk at a time.
+
+    A measurement, not a definition: its last bits depend on the device.
+
+    >>> key = DirectionKey(seed=1, round=0)
+    >>> project(sample(key, 1000, family="sphere"), [key], family="sphere").round(6)
+    array([1.])
+    """
+    flat, _ = _flat(vector)
+    chosen, packed = _prepare_slice(flat, keys, np.ones(len(keys)), start, family, dimension, backend)
+    z = empty(min(len(flat), PROJECTION_CHUNK), on_device(flat))
+    totals: Any = np.zeros(len(keys)) if on_device(flat) is None else flat.new_zeros(len(keys)).double()
+    for first in range(0, len(flat), len(z)):
+        part = flat[first : first + len(z)]
+        for i in range(len(keys)):
+            chosen.fill(z[: len(part)], packed[i : i + 1], start + first)
+            totals[i] += z[: len(part)] @ part
+    return totals
+
+
+def fingerprint(weights: Any, *, start: int = 0, backend: str | Backend | None = None) -> int:
+    """A 64-bit hash of the weights' bits and positions: a sum, so in any order, in any chunks, on any device.
+
+    bf16 weights hash as the float32 of the same value. It finds accidents, not forgeries.
+
+    >>> w = np.arange(8, dtype=np.float32)
+    >>> (fingerprint(w[:3]) + fingerprint(w[3:], start=3)) % 2**64 == fingerprint(w)
+    True
+    """
+    flat, _ = _flat(weights)
+    return find(backend, on_device(flat)).fingerprint(flat, start)
+
+
+def _device(device: Any) -> Any:
+    if device is None:
+        return None
+    torch = require("torch", extra="train")
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())  # as tensors name it
+    return device
+
+
+def prepare(
+    keys: Sequence[DirectionKey],
+    coefficients: Sequence[float] | NDArray[Any],
+    family: Family,
+    dimension: int,
+    backend: str | Backend | None,
+    device: Any,
+) -> tuple[Backend, Packed]:
+    """The backend for a device, and the directions packed for it, ready for any slice of them.
+
+    >>> backend, packed = prepare([DirectionKey(seed=1, round=0)], [0.5], "sphere", 100, "numpy", None)
+    >>> backend.name, len(packed)
+    ('numpy', 1)
+    """
+    if len(keys) == 0 or len(keys) != len(coefficients):
+        raise InvalidArray(f"{len(keys)} keys and {len(coefficients)} coefficients: there must be as many, at least one")
+    values = np.asarray(coefficients, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise InvalidArray(f"coefficient {values[~np.isfinite(rounded)][0]} is not a finite float32")
+    chosen = find(backend, device)
+    units = [_unit(key, dimension, chosen, device) if family == "sphere" else 1.0 for key in keys]
+    return chosen, pack(keys, family, units, rounded)
+
+
+def _prepare_slice(
+    flat: Buffer,
+    keys: Sequence[DirectionKey],
+    coefficients: Sequence[float] | NDArray[Any],
+    start: int,
+    family: Family,
+    dimension: int | None,
+    backend: str | Backend | None,
+) -> tuple[Backend, Packed]:
+    dimension = check_slice(len(flat), start, family, dimension)
+    return prepare(keys, coefficients, family, dimension, backend, on_device(flat))
+
+
+@lru_cache(maxsize=4096)
+def _unit(key: DirectionKey, dimension: int, backend: Backend, device: Any) -> float:
+    """What scales a Gaussian direction to length one; its squared length is summed in integers, so in any order."""
+    squared = backend.squared_length(pack([key], "gaussian", [1.0], [1.0]), dimension, device)
+    return float(np.float32(1.0 / np.sqrt(np.float64(squared) / 2**20)))
+
+
+def _flat(weights: Any, *outs: Any) -> tuple[Buffer, list[Buffer]]:
+    """`weights` and the outputs as flat buffers that share their memory; an output of None is made."""
+    flat = buffer(weights, "weights")
+    made = [
+        empty(len(flat), on_device(flat), bf16=flat.itemsize == 2) if out is None else buffer(out, "out") for out in outs
+    ]
+    for out in made:
+        if len(out) != len(flat) or on_device(out) != on_device(flat):
+            raise InvalidArray(
+                f"out has {len(out)} values on {on_device(out) or 'NumPy'}, weights {len(flat)} on "
+                f"{on_device(flat) or 'NumPy'}: they must match"
+            )
+    return flat, made
+
+
+def buffer(array: Any, name: str) -> Buffer:
+    """A NumPy array or torch tensor as the flat buffer that shares its memory, or an error that names it.
+
+    >>> buffer(np.zeros((2, 3), dtype=np.float32), "weights").shape
+    (6,)
+    """
+    if isinstance(array, np.ndarray):
+        known = array.dtype in (np.float32, np.uint16)
+        contiguous = array.flags.c_contiguous
+    else:
+        torch = require("torch", extra="train")
+        if not isinstance(array, torch.Tensor):
+            raise InvalidArray(f"{name} is a {type(array).__name__}: give a NumPy array or a torch tensor")
+        array = array.detach()
+        known = array.dtype in (torch.float32, torch.bfloat16)
+        contiguous = array.is_contiguous()
+    if not known:
+        raise InvalidArray(f"{name} is {array.dtype}: give float32, or bf16 (in NumPy: its bits as uint16)")
+    if not contiguous:
+        raise InvalidArray(f"{name} is not contiguous: give a contiguous array or slice, e.g. by .contiguous()")
+    return array.reshape(-1)
+
+
+def _shaped(flat: Buffer, weights: Any, out: Any) -> Any:
+    return flat.reshape(weights.shape) if out is None else out

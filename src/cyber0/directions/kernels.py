@@ -1,0 +1,252 @@
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+"""The backend `triton`: the stream on a CUDA device, one pass over memory for each operation.
+
+A kernel is compiled without fused multiply-adds, and reads its directions from device memory rather than from its
+arguments, so that a captured CUDA graph can be replayed with other rounds and coefficients. Tiles of 1,024
+coordinates are aligned to multiples of 1,024 of the direction, so that no tile crosses a block or a 2**32 boundary.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from cyber0.directions.backend import Buffer, Packed
+
+__all__ = ["Triton", "table"]
+
+TILE = 1024
+ROUNDING = tl.constexpr(0x524E4452)
+
+
+@triton.jit
+def _philox(c0, c1, c2, c3, k0, k1):
+    for _ in tl.static_range(10):
+        h0, l0 = tl.umulhi(c0, 0xD2511F53), c0 * 0xD2511F53
+        h1, l1 = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _words(tile, k0, k1, t, l, r, LANES: tl.constexpr, TILE: tl.constexpr):  # noqa: E741
+    """The words of a tile's blocks, of LANES coordinates each, in order."""
+    first = tile * (TILE // LANES)
+    c0 = (first & 0xFFFFFFFF).to(tl.uint32) + tl.arange(0, TILE // LANES).to(tl.uint32)
+    zero = c0 * 0
+    c1 = zero + ((first >> 32) << 16).to(tl.uint32) + r
+    return _philox(c0, c1, zero + l, zero + t, zero + k0, zero + k1)
+
+
+@triton.jit
+def _in_order(a, b, c, d):
+    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+
+
+@triton.jit
+def _log(u):
+    bits = u.to(tl.int32, bitcast=True)
+    m = ((bits & 0x007FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
+    low = m < 0.70710678
+    e = ((bits >> 23) - 126 - low.to(tl.int32)).to(tl.float32)
+    x = tl.where(low, m + m, m) - 1.0
+    z = x * x
+    y = x * 7.0376836292e-2 + -1.1514610310e-1
+    y = y * x + 1.1676998740e-1
+    y = y * x + -1.2420140846e-1
+    y = y * x + 1.4249322787e-1
+    y = y * x + -1.6668057665e-1
+    y = y * x + 2.0000714765e-1
+    y = y * x + -2.4999993993e-1
+    y = y * x + 3.3333331174e-1
+    y = y * x * z
+    y = y + e * -2.12194440e-4
+    y = y - 0.5 * z
+    return (x + y) + e * 0.693359375
+
+
+@triton.jit
+def _box_muller(a, b):
+    radius = tl.sqrt_rn(-2.0 * _log(((a >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08))
+    octant = (b >> 29).to(tl.int32)
+    t = ((b << 3) >> 8).to(tl.float32) * 5.9604644775390625e-08
+    t = tl.where((octant & 1) == 1, 1.0 - t, t) * 0.78539816339744831
+    z = t * t
+    s = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * t + t
+    c = ((2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z - 0.5 * z + 1.0
+    swap = ((octant + 1) & 2) == 2
+    sine, cosine = tl.where(swap, c, s), tl.where(swap, s, c)
+    sine = tl.where((octant & 4) != 0, -sine, sine)
+    cosine = tl.where(((octant + 2) & 4) != 0, -cosine, cosine)
+    return radius * cosine, radius * sine
+
+
+@triton.jit
+def _word(direction, i):
+    return tl.load(direction + i).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _number(direction, i):
+    return tl.load(direction + i).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _z(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
+    """One tile of the direction that starts at `direction` in the table: eight words, as in key.PACKED."""
+    k0, k1, t = _word(direction, 0), _word(direction, 1), _word(direction, 2)
+    l, r = _word(direction, 3), _word(direction, 4)  # noqa: E741
+    if BITS:
+        a, b, c, d = _words(tile, k0, k1, t, l, r, 128, TILE)
+        words = _in_order(a, b, c, d)
+        bits = (words[:, None] >> tl.arange(0, 32)[None, :].to(tl.uint32)) & 1
+        z = tl.reshape((bits.to(tl.int32) * 2 - 1).to(tl.float32), [TILE])
+    else:
+        a, b, c, d = _words(tile, k0, k1, t, l, r, 4, TILE)
+        z0, z1 = _box_muller(a, b)
+        z2, z3 = _box_muller(c, d)
+        z = _in_order(z0, z1, z2, z3)
+    return z * _number(direction, 6)
+
+
+@triton.jit
+def _here(first_tile, shift, size, TILE: tl.constexpr):
+    """The tile of this program, its offsets in the buffer, and which of them exist."""
+    tile = tl.program_id(0).to(tl.int64) + first_tile
+    offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE) - shift
+    return tile, offset, (offset >= 0) & (offset < size)
+
+
+@triton.jit
+def _fill(out, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
+    tile, offset, inside = _here(first_tile, shift, size, TILE)
+    tl.store(out + offset, _z(table, tile, BITS, TILE), mask=inside)
+
+
+@triton.jit
+def _squared_length(total, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
+    tile, _, inside = _here(first_tile, shift, size, TILE)
+    z = _z(table, tile, BITS, TILE)
+    parts = tl.where(inside, (z * z * 1048576.0).to(tl.int64), 0)
+    tl.atomic_add(total, tl.sum(parts))
+
+
+@triton.jit
+def _move(
+    weights, plus, minus, table, first_tile, shift, size, BITS: tl.constexpr, BOTH: tl.constexpr, TILE: tl.constexpr
+):
+    tile, offset, inside = _here(first_tile, shift, size, TILE)
+    w = tl.load(weights + offset, mask=inside).to(tl.float32)
+    step = _z(table, tile, BITS, TILE) * _number(table, 7)
+    tl.store(plus + offset, (w + step).to(plus.dtype.element_ty), mask=inside)
+    if BOTH:
+        tl.store(minus + offset, (w - step).to(minus.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rounding_bits(table, tile, TILE: tl.constexpr):
+    k0, k1, t = _word(table, 0), _word(table, 1) ^ ROUNDING, _word(table, 2)
+    a, b, c, d = _words(tile, k0, k1, t, t * 0, t * 0, 8, TILE)
+    words = _in_order(a, b, c, d)
+    return tl.interleave(words & 0xFFFF, words >> 16)
+
+
+@triton.jit
+def _descend(
+    weights, out, table, count, first_tile, shift, size,
+    BITS: tl.constexpr, SUM: tl.constexpr, BF16: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    tile, offset, inside = _here(first_tile, shift, size, TILE)
+    u = tl.zeros([TILE], dtype=tl.float32)
+    for i in range(count):
+        u = u + _number(table + 8 * i, 7) * _z(table + 8 * i, tile, BITS, TILE)
+    if not SUM:
+        u = tl.load(weights + offset, mask=inside).to(tl.float32) - u
+    if BF16:
+        bits = (u.to(tl.uint32, bitcast=True) + _rounding_bits(table, tile, TILE)) >> 16
+        tl.store(out + offset, bits.to(tl.uint16).to(tl.bfloat16, bitcast=True), mask=inside)
+    else:
+        tl.store(out + offset, u, mask=inside)
+
+
+@triton.jit
+def _fingerprint(weights, total, first_tile, shift, size, TILE: tl.constexpr):
+    tile, offset, inside = _here(first_tile, shift, size, TILE)
+    p = (tile * TILE + tl.arange(0, TILE)).to(tl.uint64)
+    bits = tl.load(weights + offset, mask=inside).to(tl.float32).to(tl.uint32, bitcast=True)
+    x = p * 0x9E3779B97F4A7C15 + bits.to(tl.uint64)
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = (x ^ (x >> 31)).to(tl.int64, bitcast=True)
+    tl.atomic_add(total, tl.sum(tl.where(inside, x, 0)))
+
+
+def table(packed: Packed, device: Any) -> Any:
+    """The directions as kernels read them, in the memory of the device."""
+    return _table(packed.tobytes(), device)
+
+
+@lru_cache(maxsize=64)
+def _table(words: bytes, device: Any) -> Any:
+    return torch.frombuffer(bytearray(words), dtype=torch.int32).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """The CUDA backend.
+
+    >>> Triton().name
+    'triton'
+    """
+
+    name: str = "triton"
+
+    def fill(self, out: Buffer, packed: Packed, start: int) -> None:
+        _launch(_fill, (out, table(packed, out.device)), start, out.numel(), out.device, BITS=_bits(packed))
+
+    def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:
+        total = torch.zeros(1, dtype=torch.int64, device=device)
+        _launch(_squared_length, (total, table(packed, device)), 0, dimension, device, BITS=_bits(packed))
+        return int(total.item())
+
+    def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
+        move(weights, table(packed, weights.device), start, plus, minus, bits=_bits(packed))
+
+    def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
+        descend(weights, table(packed, out.device), start, out, bits=_bits(packed))
+
+    def fingerprint(self, weights: Buffer, start: int) -> int:
+        total = torch.zeros(1, dtype=torch.int64, device=weights.device)
+        _launch(_fingerprint, (weights, total), start, weights.numel(), weights.device)
+        return int(total.item()) % 2**64
+
+
+def move(weights: Any, table: Any, start: int, plus: Any, minus: Any, *, bits: bool = False) -> None:
+    """`Backend.move` with the direction already in device memory: what a captured graph replays."""
+    both = minus is not None
+    pointers = (weights, plus, minus if both else plus, table)
+    _launch(_move, pointers, start, plus.numel(), plus.device, BITS=bits, BOTH=both)
+
+
+def descend(weights: Any, table: Any, start: int, out: Any, *, bits: bool = False) -> None:
+    """`Backend.descend` with the directions already in device memory."""
+    pointers = (out if weights is None else weights, out, table, table.numel() // 8)
+    flags = {"BITS": bits, "SUM": weights is None, "BF16": out.dtype == torch.bfloat16}
+    _launch(_descend, pointers, start, out.numel(), out.device, **flags)
+
+
+def _bits(packed: Packed) -> bool:
+    return bool(packed["bits"][0])
+
+
+def _launch(kernel: Any, arguments: tuple[Any, ...], start: int, size: int, device: Any, **flags: bool) -> None:
+    shift = start % TILE
+    grid = (-(-(shift + size) // TILE),)
+    with torch.cuda.device_of(arguments[0]) if device.type == "cuda" else torch.no_grad():
+        kernel[grid](
+            *arguments, start // TILE, shift, size, TILE=TILE, num_warps=4, enable_fp_fusion=False, **flags
+        )

@@ -1,0 +1,167 @@
+"""Which backend serves an array, and the proof it must give before it is used."""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from cyber0.directions import native
+from cyber0.directions.backend import Backend, Buffer, Packed
+from cyber0.directions.elementwise import numpy_backend, torch_backend
+from cyber0.directions.key import DirectionKey, pack
+from cyber0.errors import BackendError, UnknownName
+from cyber0.extras import require
+
+__all__ = ["BACKENDS", "empty", "find", "host", "on_device", "proof"]
+
+PROOF = "5e7cc4aee1dfd01c"  # of proof(), on every backend and device there is
+
+
+def _triton() -> Backend:
+    from cyber0.directions.kernels import Triton
+
+    return Triton()
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "numpy": numpy_backend,
+    "cpu": native.Cpu,
+    "torch": torch_backend,
+    "triton": _triton,
+}
+
+
+def on_device(array: Buffer) -> Any:
+    """The device a torch tensor lives on; None for a NumPy array.
+
+    >>> print(on_device(np.zeros(3)))
+    None
+    """
+    return None if isinstance(array, np.ndarray) else array.device
+
+
+def host(array: Buffer) -> Any:
+    """A CPU tensor as the NumPy array it shares memory with (bf16 as uint16); a NumPy array as it is.
+
+    >>> import torch
+    >>> host(torch.ones(2, dtype=torch.bfloat16))
+    array([16256, 16256], dtype=uint16)
+    """
+    if isinstance(array, np.ndarray):
+        return array
+    torch = require("torch", extra="train")
+    return (array.view(torch.int16).numpy().view(np.uint16) if array.dtype == torch.bfloat16 else array.numpy())
+
+
+def empty(size: int, device: Any, *, bf16: bool = False) -> Buffer:
+    """An uninitialised buffer: a NumPy array where the device is None, else a tensor on it."""
+    if device is None:
+        return np.empty(size, dtype=np.uint16 if bf16 else np.float32)
+    torch = require("torch", extra="train")
+    return torch.empty(size, dtype=torch.bfloat16 if bf16 else torch.float32, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A CPU backend at the service of arrays it cannot reach itself: CPU tensors share memory, others are copied."""
+
+    inner: Backend
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def fill(self, out: Buffer, packed: Packed, start: int) -> None:
+        self._with(lambda out: self.inner.fill(out, packed, start), [], [out])
+
+    def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:  # noqa: ARG002
+        return self.inner.squared_length(packed, dimension, None)
+
+    def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
+        self._with(
+            lambda w, plus, minus=None: self.inner.move(w, packed, start, plus, minus),
+            [weights],
+            [plus] if minus is None else [plus, minus],
+        )
+
+    def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
+        if weights is None:
+            self._with(lambda out: self.inner.descend(None, packed, start, out), [], [out])
+        else:
+            self._with(lambda w, out: self.inner.descend(w, packed, start, out), [weights], [out])
+
+    def fingerprint(self, weights: Buffer, start: int) -> int:
+        return self.inner.fingerprint(host(weights.cpu()), start)
+
+    def _with(self, work: Callable[..., None], inputs: list[Any], outputs: list[Any]) -> None:
+        results = [out.cpu() if out.device.type == "cpu" else out.new_empty(out.shape, device="cpu") for out in outputs]
+        work(*(host(array.cpu()) for array in inputs), *(host(result) for result in results))
+        for out, result in zip(outputs, results, strict=True):
+            if out.device.type != "cpu":
+                out.copy_(result)
+
+
+def proof(backend: Backend, device: Any) -> str:
+    """A digest over each family and operation, unaligned, that every backend and device must agree on.
+
+    >>> proof(numpy_backend(), None) == proof(find(None, None), None)
+    True
+    """
+    key = DirectionKey(seed=0x0123456789ABCDEF, round=3, epoch=2, index=1)
+    outputs = [empty(5000, device) for _ in range(4)] + [empty(5000, device, bf16=True)]
+    z, signs, plus, minus, descended = outputs
+    backend.fill(z, pack([key], "gaussian", [1.0], [1.0]), 13)
+    backend.fill(signs, pack([key], "rademacher", [1.0], [1.0]), 2**34 - 99)
+    backend.move(z, pack([key], "sphere", [0.01], [0.5]), 2**34 - 99, plus, minus)
+    backend.descend(plus, pack([key, key], "sphere", [0.7, 1.1], [0.3, -1e-3]), 7, descended)
+    digest = hashlib.sha256(repr(backend.fingerprint(descended, 1)).encode())
+    for out in outputs:
+        digest.update(host(out if device is None else out.cpu()).tobytes())
+    return digest.hexdigest()[:16]
+
+
+@lru_cache(maxsize=64)
+def _proven(backend: Backend, device: Any) -> bool:
+    return proof(backend, device) == PROOF
+
+
+def _default_name(device: Any) -> str:
+    if device is not None and device.type != "cpu":
+        return "triton" if device.type == "cuda" and find_spec("triton") else "torch"
+    return "cpu" if native.available() else "numpy" if device is None else "torch"
+
+
+def find(backend: str | Backend | None, device: Any) -> Backend:
+    """The backend asked for, or the fastest for the device; proven on it, or refused.
+
+    >>> find("numpy", None).name
+    'numpy'
+    """
+    chosen = _make(backend if backend is not None else _default_name(device))
+    if device is not None and chosen.name in ("numpy", "cpu"):
+        if device.type != "cpu":
+            raise BackendError(f"backend {chosen.name!r} cannot reach device {str(device)!r}: use 'torch' or 'triton'")
+        chosen = Hosted(chosen)
+    if device is None and chosen.name in ("torch", "triton"):
+        raise BackendError(f"backend {chosen.name!r} works on torch tensors: name a device=, or use 'numpy' or 'cpu'")
+    if _proven(chosen, device):
+        return chosen
+    if backend is None and device is not None and device.type != "cpu":
+        warnings.warn(f"{device} does not give the stream's known answers: its directions come from the CPU", stacklevel=3)
+        return Hosted(find(None, None))
+    raise BackendError(f"backend {chosen.name!r} on {device or 'the CPU'} does not give the stream's known answers")
+
+
+def _make(backend: str | Backend) -> Backend:
+    if not isinstance(backend, str):
+        return backend
+    if backend not in BACKENDS:
+        raise UnknownName("backend", backend, BACKENDS)
+    if backend in ("torch", "triton"):
+        require("torch", extra="train")
+    return BACKENDS[backend]()

@@ -1,0 +1,105 @@
+"""Every error this library raises on purpose.
+
+    Cyber0Error
+    ├── InputError (ValueError)          something handed in cannot be used
+    │   ├── KeyOutOfRange                a seed, round, epoch or index outside its range
+    │   ├── InvalidSize                  a size, start or dimension that describes no slice
+    │   ├── InvalidArray                 an array of the wrong type, device, layout or length
+    │   ├── InvalidParameters            a module whose parameters cannot be trained here
+    │   ├── InvalidCommit                scalars that no model can apply
+    │   ├── InvalidEstimate              a smoothing, a loss or a model no estimate can be made of
+    │   │   └── EmptyBatch               a loss over no samples
+    │   └── UnknownName                  a name that is not in the list it is looked up in
+    ├── NonFiniteLoss (ArithmeticError)  a loss came out NaN or infinite
+    ├── BackendError (RuntimeError)      a backend is absent, or fails its known answers
+    └── MissingExtra (ImportError)       an optional dependency is not installed
+
+>>> from cyber0.directions import DirectionKey
+>>> try:
+...     DirectionKey(seed=-1, round=0)
+... except Cyber0Error as error:
+...     print(error)
+seed = -1 is out of range: it must be an integer from 0 to 2**64 - 1
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "BackendError",
+    "Cyber0Error",
+    "EmptyBatch",
+    "InputError",
+    "InvalidArray",
+    "InvalidCommit",
+    "InvalidEstimate",
+    "InvalidParameters",
+    "InvalidSize",
+    "KeyOutOfRange",
+    "MissingExtra",
+    "NonFiniteLoss",
+    "UnknownName",
+]
+
+
+class Cyber0Error(Exception):
+    """The root: catch this to catch them all."""
+
+
+class InputError(Cyber0Error, ValueError):
+    """Something handed in cannot be used; the message names it and says what would be right."""
+
+
+class KeyOutOfRange(InputError):
+    """A seed, round, epoch or index outside the range the stream addresses."""
+
+
+class InvalidSize(InputError):
+    """A size, start or dimension that describes no slice of a direction."""
+
+
+class InvalidArray(InputError):
+    """An array of the wrong type, device, layout or length."""
+
+
+class InvalidParameters(InputError):
+    """A module whose parameters cannot be trained here: none, complex, integer, strided, ..."""
+
+
+class InvalidCommit(InputError):
+    """Scalars that no model can apply: none, not finite, or of the wrong shape."""
+
+
+class InvalidEstimate(InputError):
+    """A smoothing, a loss or a model that no estimate can be made of."""
+
+
+class EmptyBatch(InvalidEstimate):
+    """A loss over no samples."""
+
+
+class UnknownName(InputError):
+    """A name that is not in the list it is looked up in.
+
+    >>> raise UnknownName("family", "gausian", ["gaussian", "sphere"])
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown family 'gausian': use one of gaussian, sphere (did you mean 'gaussian'?)
+    """
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = get_close_matches(name, known, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        super().__init__(f"unknown {what} {name!r}: use one of {', '.join(known)}{hint}")
+
+
+class NonFiniteLoss(Cyber0Error, ArithmeticError):
+    """A loss came out NaN or infinite, so it says nothing about the direction it was measured along."""
+
+
+class BackendError(Cyber0Error, RuntimeError):
+    """A direction backend is absent, or does not give the known answers."""
+
+
+class MissingExtra(Cyber0Error, ImportError):
+    """An optional dependency is not installed; the message is the line that installs it."""

@@ -1,0 +1,228 @@
+"""What a client measures: how its loss changes along each direction.
+
+For a unit direction z of dimension d (family `sphere`), with smoothing mu:
+
+    g(w, z) = d (F(w + mu z) - F(w - mu z)) / (2 mu)     if mu > 0
+    g(w, z) = d <grad F(w), z>                           if mu = 0
+
+Gaussian and Rademacher directions have length sqrt(d) on average, and the factor d is absent. The vote is g / nu over nu
+directions, so that the sum of vote[r] z_r has the gradient (of the smoothed loss) as its mean.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.func import functional_call, jvp  # pyright: ignore[reportUnknownVariableType]
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
+
+from cyber0.directions import Backend, DirectionKey, Family, project, sample
+from cyber0.directions.api import prepare
+from cyber0.directions.select import on_device
+from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss, UnknownName
+from cyber0.parameters import Parameters
+
+__all__ = ["Losses", "Method", "estimate"]
+
+Losses = Callable[[Any, Any], torch.Tensor]
+"""losses(model, batch) -> one loss for each sample, a tensor of shape [batch]."""
+
+Method = Literal["auto", "forward", "backward"]
+METHODS = ("auto", "forward", "backward")
+
+
+def estimate(
+    parameters: Parameters,
+    losses: Losses,
+    batch: Any,
+    keys: Sequence[DirectionKey],
+    *,
+    mu: float = 1e-3,
+    family: Family = "sphere",
+    method: Method = "auto",
+    backend: str | Backend | None = None,
+) -> NDArray[np.float32]:
+    """The vote of a client: one number for each direction, from its own batch. The weights are never written.
+
+    With mu > 0, two forward passes per direction, at w + mu z and w - mu z. With mu = 0, the exact derivative:
+    `forward` by forward-mode differentiation, without a backward pass; `backward` by one backward pass and a
+    projection on each direction; `auto` takes the cheaper.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = torch.nn.init.constant_(model.weight, 1.0)
+    >>> def losses(model, batch):
+    ...     return model(batch).square().squeeze(1)
+    >>> batch = torch.tensor([[1.0, 0.0], [0.0, 2.0]])                  # so the gradient is (1, 4)
+    >>> keys = [DirectionKey(seed=7, round=0, index=r) for r in range(1000)]
+    >>> vote = estimate(Parameters.of(model), losses, batch, keys)
+    >>> from cyber0.directions import combine
+    >>> combine(keys, vote, 2, family="sphere").round(1)
+    array([1., 4.], dtype=float32)
+    """
+    objective = _Objective(parameters, losses, batch)
+    _check(objective, keys, mu, method)
+    if mu > 0:
+        values = _two_point(objective, keys, mu, family, backend)
+    else:
+        values = _derivative(objective, keys, family, method, backend)
+    scale = parameters.size if family == "sphere" else 1
+    return (values * (scale / len(keys))).astype(np.float32)
+
+
+class _Objective(torch.nn.Module):
+    """The per-sample losses on one batch, as a function of the weights."""
+
+    def __init__(self, parameters: Parameters, losses: Losses, batch: Any) -> None:
+        super().__init__()
+        if parameters.module is None:
+            raise InvalidEstimate("an estimate needs a torch module: build the parameters with Parameters.of(module)")
+        self.model, self.parameters_, self.losses, self.batch = parameters.module, parameters, losses, batch
+
+    def forward(self) -> torch.Tensor:
+        losses = self.losses(self.model, self.batch)
+        if losses.ndim != 1:
+            raise InvalidEstimate(
+                f"losses() gave shape {tuple(losses.shape)}: it must give one loss per sample, e.g. reduction='none'"
+            )
+        if len(losses) == 0:
+            raise EmptyBatch("losses() gave no values: the batch has no samples")
+        return losses
+
+    def at(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The losses at other weights than the model's own."""
+        return functional_call(self, {f"model.{name}": w for name, w in weights.items()}, ())
+
+
+def _check(objective: _Objective, keys: Sequence[DirectionKey], mu: float, method: str) -> None:
+    if not (np.isfinite(mu) and mu >= 0):
+        raise InvalidEstimate(f"mu = {mu} must be a finite number, 0 or greater")
+    if method not in METHODS:
+        raise UnknownName("method", method, METHODS)
+    if len(keys) == 0:
+        raise InvalidEstimate("there are no directions to measure along: give at least one key")
+    for name, module in objective.model.named_modules():
+        if module.training and (
+            isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)
+        ):
+            raise InvalidEstimate(
+                f"{type(module).__name__} {name!r} is in training mode, so two losses cannot be compared: call model.eval()"
+            )
+
+
+def _two_point(
+    objective: _Objective, keys: Sequence[DirectionKey], mu: float, family: Family, backend: str | Backend | None
+) -> NDArray[np.float64]:
+    """(F(w + mu z) - F(w - mu z)) / (2 mu) for each direction."""
+    plus, minus = (
+        {name: torch.empty_like(tensor) for name, tensor in objective.parameters_.tensors.items()} for _ in range(2)
+    )
+    with torch.no_grad():
+        values = [
+            _difference(objective.at(plus), objective.at(minus), index)
+            for index in _perturbed(objective.parameters_, keys, mu, family, backend, plus, minus)
+        ]
+    return np.array(values) / (2 * float(np.float32(mu)))
+
+
+def _perturbed(
+    parameters: Parameters,
+    keys: Sequence[DirectionKey],
+    mu: float,
+    family: Family,
+    backend: str | Backend | None,
+    plus: dict[str, torch.Tensor],
+    minus: dict[str, torch.Tensor],
+) -> Iterator[int]:
+    """Write w + mu z and w - mu z into the scratch tensors, for one direction after the other."""
+    devices = {on_device(flat) for _, flat in parameters}
+    prepared = {device: prepare(keys, [mu] * len(keys), family, parameters.size, backend, device) for device in devices}
+    for index in range(len(keys)):
+        for entry, flat in parameters:
+            chosen, packed = prepared[on_device(flat)]
+            up, down = plus[entry.name].view(-1), minus[entry.name].view(-1)
+            chosen.move(flat, packed[index : index + 1], entry.start, up, down)
+        yield index
+
+
+def _difference(plus: torch.Tensor, minus: torch.Tensor, index: int) -> float:
+    """The mean over samples of the difference: formed per sample, where the two losses share most of their digits."""
+    _check_finite(plus, index)
+    _check_finite(minus, index)
+    return float((plus.double() - minus.double()).mean())
+
+
+def _check_finite(losses: torch.Tensor, index: int | None = None) -> None:
+    finite = losses.isfinite()
+    if not finite.all():
+        sample = int((~finite).nonzero()[0])
+        where = "" if index is None else f" along direction {index}"
+        raise NonFiniteLoss(
+            f"the loss of sample {sample}{where} is {float(losses[sample])}: check the data, or lower the learning rate"
+        )
+
+
+def _derivative(
+    objective: _Objective, keys: Sequence[DirectionKey], family: Family, method: Method, backend: str | Backend | None
+) -> NDArray[np.float64]:
+    """<grad F(w), z> for each direction. A forward-mode pass costs less than a backward pass, and one is needed each."""
+    if method == "forward" or (method == "auto" and len(keys) == 1):
+        try:
+            return _forward_mode(objective, keys, family, backend)
+        except NotImplementedError as error:
+            if method == "forward":
+                raise InvalidEstimate(f"the model has no forward-mode derivative: use method='backward' ({error})") from error
+    return _backward_mode(objective, keys, family, backend)
+
+
+def _forward_mode(
+    objective: _Objective, keys: Sequence[DirectionKey], family: Family, backend: str | Backend | None
+) -> NDArray[np.float64]:
+    parameters = objective.parameters_
+    weights = {name: tensor.detach() for name, tensor in parameters.tensors.items()}
+    values: list[float] = []
+    for index, key in enumerate(keys):
+        tangents = {
+            entry.name: sample(
+                key, entry.size, entry.start, family, parameters.size, backend, device=on_device(flat)
+            )
+            .to(flat.dtype)
+            .view(entry.shape)
+            for entry, flat in parameters
+        }
+        with _differentiable_attention():
+            losses, slopes = jvp(objective.at, (weights,), (tangents,))
+        _check_finite(losses, index)
+        values.append(float(slopes.double().mean()))
+    return np.array(values)
+
+
+@contextmanager
+def _differentiable_attention() -> Iterator[None]:
+    """Fused attention has no forward-mode derivative; the mathematical one has."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def _backward_mode(
+    objective: _Objective, keys: Sequence[DirectionKey], family: Family, backend: str | Backend | None
+) -> NDArray[np.float64]:
+    parameters = objective.parameters_
+    with torch.enable_grad():
+        losses = objective()
+        _check_finite(losses)
+        gradients = torch.autograd.grad(losses.mean(), list(parameters.tensors.values()), allow_unused=True)
+    values = np.zeros(len(keys))
+    for (entry, _), gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:  # pyright: ignore[reportUnnecessaryComparison] (a parameter the loss does not use)
+            part = gradient.float().contiguous()
+            values += (
+                project(part, keys, start=entry.start, family=family, dimension=parameters.size, backend=backend)
+                .cpu()
+                .numpy()
+            )
+    return values

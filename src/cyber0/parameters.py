@@ -1,0 +1,194 @@
+"""The flat view of a model's trainable parameters, and the one function that writes them.
+
+    model at round t = fold(apply, initial model, commits 1..t)
+
+Two parties that start from the same weights and apply the same commits hold the same bits, on any device, in any
+chunks, on any number of threads.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cyber0.commit import Commit
+from cyber0.directions import Backend, fingerprint
+from cyber0.directions.api import buffer, prepare
+from cyber0.directions.select import on_device
+from cyber0.errors import InvalidArray, InvalidParameters
+from cyber0.extras import require
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+__all__ = ["Entry", "Manifest", "Parameters", "to_bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor's place in the flat vector: coordinates start .. start + size, in row-major order.
+
+    >>> Entry("weight", (10, 784), "float32", start=0).size
+    7840
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+
+    @property
+    def size(self) -> int:
+        """How many coordinates it has."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Names, shapes and types of all tensors, in flat order. Parties with different digests cannot train together.
+
+    >>> Manifest((Entry("weight", (10, 784), "float32", 0), Entry("bias", (10,), "float32", 7840))).digest[:16]
+    '48e9c53df86e316d'
+    """
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of trainable parameters: the paper's d."""
+        return sum(entry.size for entry in self.entries)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the list of [name, shape, type], as JSON without spaces, in UTF-8."""
+        layout = [[entry.name, list(entry.shape), entry.dtype] for entry in self.entries]
+        return hashlib.sha256(json.dumps(layout, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
+
+
+class Parameters:
+    """A model's trainable parameters as one flat vector, in place: nothing is copied.
+
+    Built of named NumPy arrays or torch tensors, float32 or bf16 (in NumPy: its bits, as uint16). One-dimensional
+    parameters must be float32, since around 1.0 a bf16 weight does not feel a small step.
+
+    >>> weights = {"weight": np.zeros((2, 3), dtype=np.float32), "bias": np.zeros(2, dtype=np.float32)}
+    >>> parameters = Parameters(weights)
+    >>> parameters.size
+    8
+    >>> parameters.apply(Commit(seed=7, round=0, learning_rate=0.1, scalars=[[1.0]]))
+    >>> weights["bias"]
+    array([-0.18115038,  0.04912409], dtype=float32)
+    >>> hex(parameters.fingerprint())
+    '0x777132df505676a1'
+    """
+
+    def __init__(self, tensors: Mapping[str, Any], module: "Module | None" = None) -> None:
+        if not tensors:
+            raise InvalidParameters("there is nothing to train: no parameter has requires_grad = True")
+        entries: list[Entry] = []
+        start = 0
+        for name, tensor in tensors.items():
+            entries.append(Entry(name, tuple(tensor.shape), _dtype(name, tensor), start))
+            start += entries[-1].size
+        self.tensors = dict(tensors)
+        self.module = module
+        self.manifest = Manifest(tuple(entries))
+        self._flat = [_flat(name, tensor) for name, tensor in tensors.items()]
+        _refuse_shared_memory(self.manifest, self._flat)
+
+    @classmethod
+    def of(cls, module: "Module") -> "Parameters":
+        """The trainable parameters of a torch module, in the order of `named_parameters()`, tied tensors once.
+
+        >>> import torch
+        >>> Parameters.of(torch.nn.Linear(784, 10)).size
+        7850
+        """
+        return cls({name: p for name, p in module.named_parameters() if p.requires_grad}, module)
+
+    @property
+    def size(self) -> int:
+        """The number of trainable parameters: the paper's d."""
+        return self.manifest.size
+
+    def __iter__(self) -> Iterator[tuple[Entry, Any]]:
+        """Each tensor's entry, and the tensor as a flat buffer that shares its memory."""
+        return zip(self.manifest.entries, self._flat, strict=True)
+
+    def apply(self, commit: Commit, backend: str | Backend | None = None) -> None:
+        """Advance by one round. Nothing else writes the weights.
+
+        u is summed over the commit's rows, then columns, each product and each sum rounded to float32; then w - u,
+        once. bf16 weights round that stochastically with bits of the stream.
+        """
+        keys, coefficients = commit.keys, commit.coefficients
+        prepared: dict[Any, Any] = {}
+        for entry, flat in self:
+            device = on_device(flat)
+            if device not in prepared:
+                prepared[device] = prepare(keys, coefficients, commit.family, self.size, backend, device)
+            chosen, packed = prepared[device]
+            chosen.descend(flat, packed, entry.start, flat)
+
+    def fingerprint(self, backend: str | Backend | None = None) -> int:
+        """A 64-bit hash of all weights, computed where they live: equal bits, equal fingerprints."""
+        return sum(fingerprint(flat, start=entry.start, backend=backend) for entry, flat in self) % 2**64
+
+
+def to_bf16(module: "Module") -> "Module":
+    """Turn a module's float32 parameters of two or more dimensions to bf16, in place; the others stay float32.
+
+    >>> import torch
+    >>> layer = to_bf16(torch.nn.Linear(3, 2))
+    >>> layer.weight.dtype, layer.bias.dtype
+    (torch.bfloat16, torch.float32)
+    """
+    torch = require("torch", extra="train")
+    for parameter in module.parameters():
+        if parameter.ndim > 1 and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return module
+
+
+def _dtype(name: str, tensor: Any) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if isinstance(tensor, np.ndarray) and dtype == "uint16":
+        dtype = "bfloat16"
+    if dtype not in ("float32", "bfloat16"):
+        raise InvalidParameters(f"parameter {name!r} is {dtype}: train float32 or bfloat16, e.g. by module.float()")
+    if dtype == "bfloat16" and len(tensor.shape) < 2:
+        raise InvalidParameters(
+            f"parameter {name!r} is one-dimensional and bfloat16: keep it float32 (cyber0.parameters.to_bf16 does)"
+        )
+    if prod(tensor.shape) == 0:
+        raise InvalidParameters(f"parameter {name!r} has shape {tuple(tensor.shape)}: it is empty")
+    if getattr(on_device(tensor), "type", None) == "meta":
+        raise InvalidParameters(f"parameter {name!r} is on the meta device: load its weights first")
+    return dtype
+
+
+def _flat(name: str, tensor: Any) -> Any:
+    try:
+        return buffer(tensor, f"parameter {name!r}")
+    except InvalidArray as error:
+        raise InvalidParameters(str(error)) from error
+
+
+def _refuse_shared_memory(manifest: Manifest, flats: list[Any]) -> None:
+    """Two names for one tensor are one parameter; two tensors over one memory would be written twice."""
+    ranges = sorted(
+        (str(on_device(flat)), _address(flat), _address(flat) + flat.nbytes, entry.name)
+        for entry, flat in zip(manifest.entries, flats, strict=True)
+    )
+    for (device, _, end, name), (other_device, begin, _, other) in zip(ranges, ranges[1:], strict=False):
+        if device == other_device and begin < end:
+            raise InvalidParameters(f"parameters {name!r} and {other!r} overlap in memory: tie them as one tensor")
+
+
+def _address(flat: Any) -> int:
+    return flat.ctypes.data if isinstance(flat, np.ndarray) else flat.data_ptr()

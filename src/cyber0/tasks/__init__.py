@@ -1,0 +1,1 @@
+"""What clients train: model, data and loss."""
