@@ -5,7 +5,15 @@ import sys
 
 from setuptools import Extension, setup
 
-FLAGS = ["-O3", "-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-wrapv"]
+FLAGS = [
+    "-O3",
+    "-std=c11",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-wrapv",
+]
 if platform.machine() in {"x86_64", "AMD64"}:
     FLAGS.append("-mprefer-vector-width=512")
 

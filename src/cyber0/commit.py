@@ -17,7 +17,7 @@ __all__ = ["Commit"]
 class Commit:
     """The step w <- w - learning_rate * sum over l, then r, of scalars[l][r] z(seed, round, epochs[l], r).
 
-    `scalars` has a row for each set of directions and a column for each direction; it is kept in float32, as it travels.
+    `scalars` has a row for each set of directions, a column for each direction; it is kept in float32, as it travels.
     `epochs` says whose directions each row weighs; by default the local epochs 0, 1, ... in order.
 
     >>> commit = Commit(seed=7, round=0, learning_rate=0.01, scalars=[[1.0, -2.0]])
@@ -42,7 +42,7 @@ class Commit:
             raise InvalidCommit(f"epochs = {epochs} names {len(epochs)} rows, but scalars has {len(scalars)}")
         if not np.isfinite(self.learning_rate):
             raise InvalidCommit(f"learning_rate = {self.learning_rate} must be finite")
-        object.__setattr__(self, "scalars", tuple(map(tuple, scalars.tolist())))
+        object.__setattr__(self, "scalars", tuple(tuple(map(float, row)) for row in scalars))
         object.__setattr__(self, "epochs", epochs)
         if not np.isfinite(self.coefficients).all():
             raise InvalidCommit(f"learning_rate = {self.learning_rate} times the scalars is too large for float32")

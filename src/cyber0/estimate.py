@@ -5,13 +5,12 @@ For a unit direction z of dimension d (family `sphere`), with smoothing mu:
     g(w, z) = d (F(w + mu z) - F(w - mu z)) / (2 mu)     if mu > 0
     g(w, z) = d <grad F(w), z>                           if mu = 0
 
-Gaussian and Rademacher directions have length sqrt(d) on average, and the factor d is absent. The vote is g / nu over nu
-directions, so that the sum of vote[r] z_r has the gradient (of the smoothed loss) as its mean.
+Gaussian and Rademacher directions have length sqrt(d) on average, and the factor d is absent. The vote is g / nu over
+nu directions, so that the sum of vote[r] z_r has the gradient (of the smoothed loss) as its mean.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -105,17 +104,20 @@ def _check(objective: _Objective, keys: Sequence[DirectionKey], mu: float, metho
         raise UnknownName("method", method, METHODS)
     if len(keys) == 0:
         raise InvalidEstimate("there are no directions to measure along: give at least one key")
-    for name, module in objective.model.named_modules():
-        if module.training and (
-            isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)
-        ):
+    modules = cast("Iterator[tuple[str, torch.nn.Module]]", objective.model.named_modules())
+    for name, module in modules:
+        if module.training and (isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)):
             raise InvalidEstimate(
-                f"{type(module).__name__} {name!r} is in training mode, so two losses cannot be compared: call model.eval()"
+                f"{type(module).__name__} {name!r} is in training mode, so losses cannot be compared: call model.eval()"
             )
 
 
 def _two_point(
-    objective: _Objective, keys: Sequence[DirectionKey], mu: float, family: Family, backend: str | Backend | None
+    objective: _Objective,
+    keys: Sequence[DirectionKey],
+    mu: float,
+    family: Family,
+    backend: str | Backend | None,
 ) -> NDArray[np.float64]:
     """(F(w + mu z) - F(w - mu z)) / (2 mu) for each direction."""
     plus, minus = (
@@ -157,6 +159,7 @@ def _difference(plus: torch.Tensor, minus: torch.Tensor, index: int) -> float:
 
 
 def _check_finite(losses: torch.Tensor, index: int | None = None) -> None:
+    losses = losses.detach()
     finite = losses.isfinite()
     if not finite.all():
         sample = int((~finite).nonzero()[0])
@@ -167,15 +170,21 @@ def _check_finite(losses: torch.Tensor, index: int | None = None) -> None:
 
 
 def _derivative(
-    objective: _Objective, keys: Sequence[DirectionKey], family: Family, method: Method, backend: str | Backend | None
+    objective: _Objective,
+    keys: Sequence[DirectionKey],
+    family: Family,
+    method: Method,
+    backend: str | Backend | None,
 ) -> NDArray[np.float64]:
-    """<grad F(w), z> for each direction. A forward-mode pass costs less than a backward pass, and one is needed each."""
+    """<grad F(w), z> for each direction: a forward-mode pass for each, or one backward pass for all."""
     if method == "forward" or (method == "auto" and len(keys) == 1):
         try:
             return _forward_mode(objective, keys, family, backend)
         except NotImplementedError as error:
             if method == "forward":
-                raise InvalidEstimate(f"the model has no forward-mode derivative: use method='backward' ({error})") from error
+                raise InvalidEstimate(
+                    f"the model has no forward-mode derivative: use method='backward' ({error})"
+                ) from error
     return _backward_mode(objective, keys, family, backend)
 
 
@@ -187,25 +196,16 @@ def _forward_mode(
     values: list[float] = []
     for index, key in enumerate(keys):
         tangents = {
-            entry.name: sample(
-                key, entry.size, entry.start, family, parameters.size, backend, device=on_device(flat)
-            )
+            entry.name: sample(key, entry.size, entry.start, family, parameters.size, backend, device=on_device(flat))
             .to(flat.dtype)
             .view(entry.shape)
             for entry, flat in parameters
         }
-        with _differentiable_attention():
-            losses, slopes = jvp(objective.at, (weights,), (tangents,))
-        _check_finite(losses, index)
-        values.append(float(slopes.double().mean()))
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
+            result = jvp(objective.at, (weights,), (tangents,))
+        _check_finite(result[0], index)
+        values.append(float(result[1].double().mean()))
     return np.array(values)
-
-
-@contextmanager
-def _differentiable_attention() -> Iterator[None]:
-    """Fused attention has no forward-mode derivative; the mathematical one has."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 def _backward_mode(

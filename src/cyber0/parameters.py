@@ -11,15 +11,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from cyber0.commit import Commit
 from cyber0.directions import Backend, fingerprint
 from cyber0.directions.api import buffer, prepare
-from cyber0.directions.select import on_device
+from cyber0.directions.select import is_numpy, on_device
 from cyber0.errors import InvalidArray, InvalidParameters
 from cyber0.extras import require
 
@@ -76,6 +75,7 @@ class Parameters:
     Built of named NumPy arrays or torch tensors, float32 or bf16 (in NumPy: its bits, as uint16). One-dimensional
     parameters must be float32, since around 1.0 a bf16 weight does not feel a small step.
 
+    >>> import numpy as np
     >>> weights = {"weight": np.zeros((2, 3), dtype=np.float32), "bias": np.zeros(2, dtype=np.float32)}
     >>> parameters = Parameters(weights)
     >>> parameters.size
@@ -157,7 +157,7 @@ def to_bf16(module: "Module") -> "Module":
 
 def _dtype(name: str, tensor: Any) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if isinstance(tensor, np.ndarray) and dtype == "uint16":
+    if is_numpy(tensor) and dtype == "uint16":
         dtype = "bfloat16"
     if dtype not in ("float32", "bfloat16"):
         raise InvalidParameters(f"parameter {name!r} is {dtype}: train float32 or bfloat16, e.g. by module.float()")
@@ -185,10 +185,10 @@ def _refuse_shared_memory(manifest: Manifest, flats: list[Any]) -> None:
         (str(on_device(flat)), _address(flat), _address(flat) + flat.nbytes, entry.name)
         for entry, flat in zip(manifest.entries, flats, strict=True)
     )
-    for (device, _, end, name), (other_device, begin, _, other) in zip(ranges, ranges[1:], strict=False):
+    for (device, _, end, name), (other_device, begin, _, other) in pairwise(ranges):
         if device == other_device and begin < end:
             raise InvalidParameters(f"parameters {name!r} and {other!r} overlap in memory: tie them as one tensor")
 
 
 def _address(flat: Any) -> int:
-    return flat.ctypes.data if isinstance(flat, np.ndarray) else flat.data_ptr()
+    return flat.ctypes.data if is_numpy(flat) else flat.data_ptr()

@@ -25,7 +25,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:

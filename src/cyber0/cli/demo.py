@@ -1,6 +1,6 @@
 """`cyber0 demo`: a federation in one process, on real digits, and its model rebuilt from the commits alone."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -36,14 +36,19 @@ def demo(
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
 
-    def losses(model, batch):  # pyright: ignore
+    def losses(model: Any, batch: Any) -> Any:
         return torch.nn.functional.cross_entropy(model(x[batch]), y[batch], reduction="none")
 
     commits: list[Commit] = []
     for t in track(range(rounds), f"{clients} clients, {DIRECTIONS} directions", console=console):
         keys = [DirectionKey(SEED, t, index=r) for r in range(DIRECTIONS)]
         votes = [
-            estimate(parameters, losses, np.random.default_rng((SEED, client, t)).choice(train[client], BATCH), keys)
+            estimate(
+                parameters,
+                losses,
+                np.random.default_rng((SEED, client, t)).choice(train[client], BATCH),
+                keys,
+            )
             for client in range(clients)
         ]
         commits.append(Commit(SEED, t, LEARNING_RATE, [np.mean(votes, axis=0)], family="sphere"))
@@ -56,7 +61,9 @@ def demo(
         replayed.apply(commit, backend="numpy")
     sent = rounds * DIRECTIONS * 4
     console.print(f"accuracy on {len(test)} unseen digits      {accuracy:.1%}")
-    console.print(f"sent by each client              {sent / 1e3:,.1f} kB (exchanging weights: {rounds * 31.4:,.0f} kB)")
+    console.print(
+        f"sent by each client              {sent / 1e3:,.1f} kB (exchanging weights: {rounds * 31.4:,.0f} kB)"
+    )
     console.print(f"the trained model                {parameters.fingerprint():016x}")
     console.print(f"rebuilt from the commits alone   {replayed.fingerprint():016x}")
     if replayed.fingerprint() != parameters.fingerprint():

@@ -23,7 +23,9 @@ SIZE = 2**22
 def doctor() -> None:
     """Check every direction backend on every device here against the known answers, and list the extras."""
     console = Console()
-    console.print(f"cyber0 {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n")
+    console.print(
+        f"cyber0 {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n"
+    )
     table = Table("backend", "device", "bits", "million normals a second")
     wrong = False
     for backend, device in _places():
@@ -32,7 +34,10 @@ def doctor() -> None:
         table.add_row(backend, str(device or "NumPy"), verdict, speed)
     console.print(table)
     for extra, module in EXTRAS.items():
-        console.print(f"{extra:7} " + ("installed" if find_spec(module) else f"pip install 'cyber0[{extra}]'"), markup=False)
+        console.print(
+            f"{extra:7} " + ("installed" if find_spec(module) else f"pip install 'cyber0[{extra}]'"),
+            markup=False,
+        )
     if wrong:
         raise typer.Exit(1)
 

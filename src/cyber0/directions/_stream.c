@@ -44,10 +44,8 @@ static inline void philox(uint32_t c[4], uint32_t k0, uint32_t k1)
 
 static inline float log_of(float u)
 {
-    int32_t bits = (int32_t)bits_of(u);
-    float m = float_of((uint32_t)((bits & 0x007FFFFF) | 0x3F000000));
-    int low = m < 0.70710678f;
-    float e = (float)((bits >> 23) - 126 - low), x = (low ? m + m : m) - 1.0f, z = x * x;
+    int32_t bits = (int32_t)bits_of(u) + 0x004AFB0D; /* mantissas from sqrt(1/2) to sqrt(2) now share an exponent */
+    float e = (float)((bits >> 23) - 127), x = float_of((uint32_t)(bits & 0x007FFFFF) + 0x3F3504F3u) - 1.0f, z = x * x;
     float y = 7.0376836292e-2f * x + -1.1514610310e-1f;
     y = y * x + 1.1676998740e-1f;
     y = y * x + -1.2420140846e-1f;
@@ -62,19 +60,17 @@ static inline float log_of(float u)
     return (x + y) + e * 0.693359375f;
 }
 
+/* As in stream.py; octants and signs by bits, powers of two folded where that is exact. */
 static inline void box_muller(uint32_t a, uint32_t b, float *restrict cosine, float *restrict sine)
 {
-    float radius = sqrtf(-2.0f * log_of(((float)(int32_t)(a >> 8) + 1.0f) * 0x1p-24f));
-    int32_t octant = (int32_t)(b >> 29);
-    float t = (float)(int32_t)((b << 3) >> 8) * 0x1p-24f;
-    t = ((octant & 1) ? 1.0f - t : t) * 0.78539816339744831f;
-    float z = t * t;
+    float radius = sqrtf(-2.0f * log_of((float)((int32_t)(a >> 8) + 1) * 0x1p-24f));
+    int32_t k = (int32_t)((b << 3) >> 8);
+    float t = (float)(b & 0x20000000u ? 0x1000000 - k : k) * (0.78539816339744831f * 0x1p-24f), z = t * t;
     float s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * t + t;
     float c = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
-    int swap = ((octant + 1) & 2) == 2;
-    float sn = swap ? c : s, cs = swap ? s : c;
-    *cosine = radius * (((octant + 2) & 4) ? -cs : cs);
-    *sine = radius * ((octant & 4) ? -sn : sn);
+    uint32_t flips = b ^ (b << 1), swap = flips & 0x40000000u;
+    *cosine = radius * float_of(bits_of(swap ? s : c) ^ (flips & 0x80000000u));
+    *sine = radius * float_of(bits_of(swap ? c : s) ^ (b & 0x80000000u));
 }
 
 /* Words of `count` blocks from `first` on; the low word of the block number must not wrap inside them. */

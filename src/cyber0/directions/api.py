@@ -9,11 +9,21 @@ from numpy.typing import NDArray
 
 from cyber0.directions.backend import Backend, Buffer, Packed
 from cyber0.directions.key import DirectionKey, Family, check_slice, pack
-from cyber0.directions.select import empty, find, on_device
+from cyber0.directions.select import empty, find, is_numpy, on_device
 from cyber0.errors import InvalidArray
 from cyber0.extras import require
 
-__all__ = ["buffer", "combine", "descend", "fingerprint", "perturb", "perturb_both", "prepare", "project", "sample"]
+__all__ = [
+    "buffer",
+    "combine",
+    "descend",
+    "fingerprint",
+    "perturb",
+    "perturb_both",
+    "prepare",
+    "project",
+    "sample",
+]
 
 PROJECTION_CHUNK = 2**22
 
@@ -56,7 +66,7 @@ def perturb(
     dimension: int | None = None,
     backend: str | Backend | None = None,
 ) -> Any:
-    """weights + scale * z, without materialising z; `weights` are coordinates start, start + 1, ...
+    """Weights + scale * z, without materialising z; `weights` are coordinates start, start + 1, ...
 
     `out` may be float32 or bf16 (in NumPy: uint16, the bits of a bf16), or `weights` itself.
 
@@ -130,7 +140,7 @@ def descend(
     dimension: int | None = None,
     backend: str | Backend | None = None,
 ) -> Any:
-    """weights - combine(keys, coefficients), in one pass; `out` may be `weights` itself.
+    """Weights - combine(keys, coefficients), in one pass; `out` may be `weights` itself.
 
     A bf16 result is rounded stochastically with 16 bits of the stream, those of the first key's seed and round.
 
@@ -212,7 +222,9 @@ def prepare(
     ('numpy', 1)
     """
     if len(keys) == 0 or len(keys) != len(coefficients):
-        raise InvalidArray(f"{len(keys)} keys and {len(coefficients)} coefficients: there must be as many, at least one")
+        raise InvalidArray(
+            f"{len(keys)} keys and {len(coefficients)} coefficients: there must be as many, at least one"
+        )
     values = np.asarray(coefficients, dtype=np.float64)
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32)
@@ -240,14 +252,15 @@ def _prepare_slice(
 def _unit(key: DirectionKey, dimension: int, backend: Backend, device: Any) -> float:
     """What scales a Gaussian direction to length one; its squared length is summed in integers, so in any order."""
     squared = backend.squared_length(pack([key], "gaussian", [1.0], [1.0]), dimension, device)
-    return float(np.float32(1.0 / np.sqrt(np.float64(squared) / 2**20)))
+    return float(np.float32(1.0 / np.sqrt(np.float64(max(squared, 1)) / 2**20)))  # 0 is possible where d is 1
 
 
 def _flat(weights: Any, *outs: Any) -> tuple[Buffer, list[Buffer]]:
     """`weights` and the outputs as flat buffers that share their memory; an output of None is made."""
     flat = buffer(weights, "weights")
     made = [
-        empty(len(flat), on_device(flat), bf16=flat.itemsize == 2) if out is None else buffer(out, "out") for out in outs
+        empty(len(flat), on_device(flat), bf16=flat.itemsize == 2) if out is None else buffer(out, "out")
+        for out in outs
     ]
     for out in made:
         if len(out) != len(flat) or on_device(out) != on_device(flat):
@@ -264,7 +277,7 @@ def buffer(array: Any, name: str) -> Buffer:
     >>> buffer(np.zeros((2, 3), dtype=np.float32), "weights").shape
     (6,)
     """
-    if isinstance(array, np.ndarray):
+    if is_numpy(array):
         known = array.dtype in (np.float32, np.uint16)
         contiguous = array.flags.c_contiguous
     else:

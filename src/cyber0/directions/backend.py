@@ -1,7 +1,7 @@
 """What a backend does. There are four; all give the same bits.
 
-A buffer is one-dimensional and contiguous: a NumPy array (float32, or uint16 holding the bits of bf16 values) or a torch
-tensor (float32 or bfloat16). A backend trusts what it is given: `cyber0.directions.api` checks.
+A buffer is one-dimensional and contiguous: a NumPy array (float32, or uint16 holding the bits of bf16 values) or a
+torch tensor (float32 or bfloat16). A backend trusts what it is given: `cyber0.directions.api` checks.
 """
 
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ class Backend(Protocol):
         ...
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        """out = z, for the one direction packed, from coordinate `start` on."""
+        """Out = z, for the one direction packed, from coordinate `start` on."""
         ...
 
     def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:
@@ -32,11 +32,11 @@ class Backend(Protocol):
         ...
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
-        """plus = weights + c z, minus = weights - c z, for the one direction packed; rounds to nearest."""
+        """Plus = weights + c z, minus = weights - c z, for the one direction packed; rounds to nearest."""
         ...
 
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
-        """out = weights - u, u = 0 + c z + c' z' + ... in the order packed; or out = u where weights is None.
+        """Out = weights - u, u = 0 + c z + c' z' + ... in the order packed; or out = u where weights is None.
 
         A bf16 result is rounded stochastically, with the rounding bits of the first direction's seed and round.
         """

@@ -56,9 +56,7 @@ class Elementwise:
     def fingerprint(self, weights: Buffer, start: int) -> int:
         total = 0
         for part in self._parts(weights):
-            p = self.xp.arange(
-                start + part.start, start + part.stop, dtype=self.xp.int64, device=weights.device
-            )
+            p = self.xp.arange(start + part.start, start + part.stop, dtype=self.xp.int64, device=weights.device)
             x = p * GOLDEN + self._bits(self._load(weights[part]))
             x = (x ^ ((x >> 30) & (2**34 - 1))) * MIX[0]
             x = (x ^ ((x >> 27) & (2**37 - 1))) * MIX[1]

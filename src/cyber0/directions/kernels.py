@@ -18,16 +18,16 @@ from cyber0.directions.backend import Buffer, Packed
 
 __all__ = ["Triton", "table"]
 
-TILE = 1024
+TILE, WARPS = 1024, 2
 ROUNDING = tl.constexpr(0x524E4452)
 
 
 @triton.jit
 def _philox(c0, c1, c2, c3, k0, k1):
     for _ in tl.static_range(10):
-        h0, l0 = tl.umulhi(c0, 0xD2511F53), c0 * 0xD2511F53
-        h1, l1 = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        p0, p1 = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c2 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1, c3 = p1.to(tl.uint32), p0.to(tl.uint32)
         k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
     return c0, c1, c2, c3
 
@@ -49,11 +49,9 @@ def _in_order(a, b, c, d):
 
 @triton.jit
 def _log(u):
-    bits = u.to(tl.int32, bitcast=True)
-    m = ((bits & 0x007FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
-    low = m < 0.70710678
-    e = ((bits >> 23) - 126 - low.to(tl.int32)).to(tl.float32)
-    x = tl.where(low, m + m, m) - 1.0
+    bits = u.to(tl.int32, bitcast=True) + 0x004AFB0D  # so that mantissas from sqrt(1/2) to sqrt(2) share an exponent
+    e = ((bits >> 23) - 127).to(tl.float32)
+    x = ((bits & 0x007FFFFF) + 0x3F3504F3).to(tl.float32, bitcast=True) - 1.0
     z = x * x
     y = x * 7.0376836292e-2 + -1.1514610310e-1
     y = y * x + 1.1676998740e-1
@@ -65,23 +63,24 @@ def _log(u):
     y = y * x + 3.3333331174e-1
     y = y * x * z
     y = y + e * -2.12194440e-4
-    y = y - 0.5 * z
-    return (x + y) + e * 0.693359375
+    y = tl.fma(z, -0.5, y)  # fused where the product is exact
+    return tl.fma(e, 0.693359375, x + y)
 
 
 @triton.jit
 def _box_muller(a, b):
-    radius = tl.sqrt_rn(-2.0 * _log(((a >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08))
-    octant = (b >> 29).to(tl.int32)
-    t = ((b << 3) >> 8).to(tl.float32) * 5.9604644775390625e-08
-    t = tl.where((octant & 1) == 1, 1.0 - t, t) * 0.78539816339744831
+    """As in stream.box_muller; octants and signs by bits, powers of two folded where that is exact."""
+    radius = tl.sqrt_rn(-2.0 * _log(((a >> 8).to(tl.int32) + 1).to(tl.float32) * 5.9604644775390625e-08))
+    k = ((b >> 5) & 0xFFFFFF).to(tl.int32)
+    k = tl.where((b & 0x20000000) != 0, 0x1000000 - k, k)
+    t = k.to(tl.float32) * 4.6813379839250047e-08  # float32(pi / 4) * 2**-24
     z = t * t
     s = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * t + t
-    c = ((2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z - 0.5 * z + 1.0
-    swap = ((octant + 1) & 2) == 2
+    c = tl.fma(z, -0.5, ((2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z) + 1.0
+    swap = ((b ^ (b << 1)) & 0x40000000) != 0
     sine, cosine = tl.where(swap, c, s), tl.where(swap, s, c)
-    sine = tl.where((octant & 4) != 0, -sine, sine)
-    cosine = tl.where(((octant + 2) & 4) != 0, -cosine, cosine)
+    sine = (sine.to(tl.uint32, bitcast=True) ^ (b & 0x80000000)).to(tl.float32, bitcast=True)
+    cosine = (cosine.to(tl.uint32, bitcast=True) ^ ((b ^ (b << 1)) & 0x80000000)).to(tl.float32, bitcast=True)
     return radius * cosine, radius * sine
 
 
@@ -115,21 +114,23 @@ def _z(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _here(first_tile, shift, size, TILE: tl.constexpr):
-    """The tile of this program, its offsets in the buffer, and which of them exist."""
-    tile = tl.program_id(0).to(tl.int64) + first_tile
-    offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE) - shift
-    return tile, offset, (offset >= 0) & (offset < size)
+    """The tile of this program, where the buffer's element of its first coordinate is, and which of them exist."""
+    pid = tl.program_id(0).to(tl.int64)
+    base = pid * TILE - shift
+    lane = tl.arange(0, TILE)
+    first, last = tl.maximum(-base, 0).to(tl.int32), tl.minimum(size - base, TILE).to(tl.int32)
+    return pid + first_tile, base, lane, (lane >= first) & (lane < last)
 
 
 @triton.jit
 def _fill(out, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
-    tile, offset, inside = _here(first_tile, shift, size, TILE)
-    tl.store(out + offset, _z(table, tile, BITS, TILE), mask=inside)
+    tile, base, lane, inside = _here(first_tile, shift, size, TILE)
+    tl.store(out + base + lane, _z(table, tile, BITS, TILE), mask=inside)
 
 
 @triton.jit
 def _squared_length(total, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
-    tile, _, inside = _here(first_tile, shift, size, TILE)
+    tile, _, _, inside = _here(first_tile, shift, size, TILE)
     z = _z(table, tile, BITS, TILE)
     parts = tl.where(inside, (z * z * 1048576.0).to(tl.int64), 0)
     tl.atomic_add(total, tl.sum(parts))
@@ -137,14 +138,23 @@ def _squared_length(total, table, first_tile, shift, size, BITS: tl.constexpr, T
 
 @triton.jit
 def _move(
-    weights, plus, minus, table, first_tile, shift, size, BITS: tl.constexpr, BOTH: tl.constexpr, TILE: tl.constexpr
+    weights,
+    plus,
+    minus,
+    table,
+    first_tile,
+    shift,
+    size,
+    BITS: tl.constexpr,
+    BOTH: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    tile, offset, inside = _here(first_tile, shift, size, TILE)
-    w = tl.load(weights + offset, mask=inside).to(tl.float32)
+    tile, base, lane, inside = _here(first_tile, shift, size, TILE)
+    w = tl.load(weights + base + lane, mask=inside).to(tl.float32)
     step = _z(table, tile, BITS, TILE) * _number(table, 7)
-    tl.store(plus + offset, (w + step).to(plus.dtype.element_ty), mask=inside)
+    tl.store(plus + base + lane, (w + step).to(plus.dtype.element_ty), mask=inside)
     if BOTH:
-        tl.store(minus + offset, (w - step).to(minus.dtype.element_ty), mask=inside)
+        tl.store(minus + base + lane, (w - step).to(minus.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -160,24 +170,24 @@ def _descend(
     weights, out, table, count, first_tile, shift, size,
     BITS: tl.constexpr, SUM: tl.constexpr, BF16: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    tile, offset, inside = _here(first_tile, shift, size, TILE)
+    tile, base, lane, inside = _here(first_tile, shift, size, TILE)
     u = tl.zeros([TILE], dtype=tl.float32)
     for i in range(count):
         u = u + _number(table + 8 * i, 7) * _z(table + 8 * i, tile, BITS, TILE)
     if not SUM:
-        u = tl.load(weights + offset, mask=inside).to(tl.float32) - u
+        u = tl.load(weights + base + lane, mask=inside).to(tl.float32) - u
     if BF16:
         bits = (u.to(tl.uint32, bitcast=True) + _rounding_bits(table, tile, TILE)) >> 16
-        tl.store(out + offset, bits.to(tl.uint16).to(tl.bfloat16, bitcast=True), mask=inside)
+        tl.store(out + base + lane, bits.to(tl.uint16).to(tl.bfloat16, bitcast=True), mask=inside)
     else:
-        tl.store(out + offset, u, mask=inside)
+        tl.store(out + base + lane, u, mask=inside)
 
 
 @triton.jit
 def _fingerprint(weights, total, first_tile, shift, size, TILE: tl.constexpr):
-    tile, offset, inside = _here(first_tile, shift, size, TILE)
-    p = (tile * TILE + tl.arange(0, TILE)).to(tl.uint64)
-    bits = tl.load(weights + offset, mask=inside).to(tl.float32).to(tl.uint32, bitcast=True)
+    tile, base, lane, inside = _here(first_tile, shift, size, TILE)
+    p = (tile * TILE + lane).to(tl.uint64)
+    bits = tl.load(weights + base + lane, mask=inside).to(tl.float32).to(tl.uint32, bitcast=True)
     x = p * 0x9E3779B97F4A7C15 + bits.to(tl.uint64)
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -247,6 +257,4 @@ def _launch(kernel: Any, arguments: tuple[Any, ...], start: int, size: int, devi
     shift = start % TILE
     grid = (-(-(shift + size) // TILE),)
     with torch.cuda.device_of(arguments[0]) if device.type == "cuda" else torch.no_grad():
-        kernel[grid](
-            *arguments, start // TILE, shift, size, TILE=TILE, num_warps=4, enable_fp_fusion=False, **flags
-        )
+        kernel[grid](*arguments, start // TILE, shift, size, TILE=TILE, num_warps=WARPS, enable_fp_fusion=False, **flags)

@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from cyber0.errors import InvalidSize, KeyOutOfRange, UnknownName
 
-__all__ = ["COMPRESSED_EPOCH", "COORDINATES", "FAMILIES", "PACKED", "ROUNDING", "DirectionKey", "Family", "pack"]
+__all__ = [
+    "COMPRESSED_EPOCH",
+    "COORDINATES",
+    "FAMILIES",
+    "PACKED",
+    "ROUNDING",
+    "DirectionKey",
+    "Family",
+    "pack",
+]
 
 Family = Literal["gaussian", "sphere", "rademacher"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -23,7 +32,9 @@ COORDINATES = 2**50  # how many coordinates a direction has: 2**48 blocks of fou
 
 _BITS = {"seed": 64, "round": 32, "epoch": 32, "index": 16}
 
-PACKED = np.dtype([(name, "u4") for name in ("k0", "k1", "t", "l", "r", "bits")] + [("unit", "f4"), ("coefficient", "f4")])
+PACKED = np.dtype(
+    [(name, "u4") for name in ("k0", "k1", "t", "l", "r", "bits")] + [("unit", "f4"), ("coefficient", "f4")]
+)
 """One direction as a kernel reads it, on the CPU and on the GPU: eight words of 32 bits.
 
 Key words k0, k1; counter words t, l, r; `bits` is 1 for one random bit per coordinate (rademacher), else 0; `unit`

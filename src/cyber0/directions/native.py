@@ -118,8 +118,8 @@ class Cpu:
         if threads == 1:
             return [work(0, size)]
         step = -(-size // threads // 128) * 128  # whole blocks, so that no thread generates another's values
-        firsts = range(0, size, step)
-        return list(_pool(threads).map(lambda first: work(first, min(step, size - first)), firsts))
+        parts = [_pool(threads).submit(work, first, min(step, size - first)) for first in range(0, size, step)]
+        return [part.result() for part in parts]
 
 
 def _at(buffer: Buffer | None, first: int) -> int | None:

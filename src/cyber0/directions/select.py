@@ -2,7 +2,8 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from cyber0.directions.key import DirectionKey, pack
 from cyber0.errors import BackendError, UnknownName
 from cyber0.extras import require
 
-__all__ = ["BACKENDS", "empty", "find", "host", "on_device", "proof"]
+__all__ = ["BACKENDS", "empty", "find", "host", "is_numpy", "on_device", "proof"]
 
 PROOF = "5e7cc4aee1dfd01c"  # of proof(), on every backend and device there is
 
@@ -42,7 +43,12 @@ def on_device(array: Buffer) -> Any:
     >>> print(on_device(np.zeros(3)))
     None
     """
-    return None if isinstance(array, np.ndarray) else array.device
+    return None if is_numpy(array) else array.device
+
+
+def is_numpy(array: Buffer) -> bool:
+    """Whether an array is NumPy's, rather than torch's."""
+    return isinstance(array, np.ndarray)
 
 
 def host(array: Buffer) -> Any:
@@ -52,10 +58,11 @@ def host(array: Buffer) -> Any:
     >>> host(torch.ones(2, dtype=torch.bfloat16))
     array([16256, 16256], dtype=uint16)
     """
-    if isinstance(array, np.ndarray):
+    if is_numpy(array):
         return array
     torch = require("torch", extra="train")
-    return (array.view(torch.int16).numpy().view(np.uint16) if array.dtype == torch.bfloat16 else array.numpy())
+    words: Any = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
+    return words.numpy().view(np.uint16) if words is not array else words.numpy()
 
 
 def empty(size: int, device: Any, *, bf16: bool = False) -> Buffer:
@@ -77,33 +84,32 @@ class Hosted:
         return self.inner.name
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        self._with(lambda out: self.inner.fill(out, packed, start), [], [out])
+        with _borrow(out) as (there,):
+            self.inner.fill(there, packed, start)
 
     def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:  # noqa: ARG002
         return self.inner.squared_length(packed, dimension, None)
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
-        self._with(
-            lambda w, plus, minus=None: self.inner.move(w, packed, start, plus, minus),
-            [weights],
-            [plus] if minus is None else [plus, minus],
-        )
+        with _borrow(plus, *([] if minus is None else [minus])) as outs:
+            self.inner.move(host(weights.cpu()), packed, start, outs[0], None if minus is None else outs[1])
 
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
-        if weights is None:
-            self._with(lambda out: self.inner.descend(None, packed, start, out), [], [out])
-        else:
-            self._with(lambda w, out: self.inner.descend(w, packed, start, out), [weights], [out])
+        with _borrow(out) as (there,):
+            self.inner.descend(None if weights is None else host(weights.cpu()), packed, start, there)
 
     def fingerprint(self, weights: Buffer, start: int) -> int:
         return self.inner.fingerprint(host(weights.cpu()), start)
 
-    def _with(self, work: Callable[..., None], inputs: list[Any], outputs: list[Any]) -> None:
-        results = [out.cpu() if out.device.type == "cpu" else out.new_empty(out.shape, device="cpu") for out in outputs]
-        work(*(host(array.cpu()) for array in inputs), *(host(result) for result in results))
-        for out, result in zip(outputs, results, strict=True):
-            if out.device.type != "cpu":
-                out.copy_(result)
+
+@contextmanager
+def _borrow(*outs: Any) -> Generator[list[Any]]:
+    """The outputs as NumPy arrays; what is not in the CPU's memory is copied back in the end."""
+    copies = [out.cpu() for out in outs]  # a CPU tensor is its own
+    yield [host(copy) for copy in copies]
+    for out, copy in zip(outs, copies, strict=True):
+        if copy is not out:
+            out.copy_(copy)
 
 
 def proof(backend: Backend, device: Any) -> str:
@@ -152,7 +158,10 @@ def find(backend: str | Backend | None, device: Any) -> Backend:
     if _proven(chosen, device):
         return chosen
     if backend is None and device is not None and device.type != "cpu":
-        warnings.warn(f"{device} does not give the stream's known answers: its directions come from the CPU", stacklevel=3)
+        warnings.warn(
+            f"{device} does not give the stream's known answers: its directions come from the CPU",
+            stacklevel=3,
+        )
         return Hosted(find(None, None))
     raise BackendError(f"backend {chosen.name!r} on {device or 'the CPU'} does not give the stream's known answers")
 

@@ -1,0 +1,6 @@
+"""Run every benchmark: `make bench`, or `python -m benchmarks`."""
+
+from importlib import import_module
+
+for name in ("directions", "estimate"):
+    import_module(f"benchmarks.{name}").main()

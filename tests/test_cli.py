@@ -1,0 +1,50 @@
+import re
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import cyber0
+from cyber0.cli import app, main
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, arguments)
+
+
+def test_version():
+    assert invoke("--version").output == f"cyber0 {cyber0.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["doctor"]])
+def test_help(command):
+    result = invoke(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_doctor_finds_the_right_bits():
+    result = invoke("doctor")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("right") == 3
+
+
+def test_the_demo_rebuilds_its_model_from_the_commits():
+    result = invoke("demo", "--rounds", "5", "--clients", "2")
+    assert result.exit_code == 0, result.output
+    trained, rebuilt = re.findall(r"\b[0-9a-f]{16}\b", result.output)
+    assert trained == rebuilt
+
+
+def test_a_wrong_option_is_a_sentence():
+    result = invoke("demo", "--rounds", "0")
+    assert result.exit_code == 2
+    assert "0 is not in the range x>=1" in result.output
+
+
+def test_an_error_is_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cyber0", "demo"])
+    monkeypatch.setitem(sys.modules, "mlxtend", None)  # as if it were not installed
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err == "cyber0: mlxtend is not installed: pip install 'cyber0[study]'\n"

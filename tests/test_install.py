@@ -1,0 +1,93 @@
+"""What an install needs and what it does not, in processes of their own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+FEDERATOR = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "safetensors", "pandas", "matplotlib"}:
+            raise ImportError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, Block())
+import numpy as np
+import cyber0, cyber0.cli
+from cyber0.commit import Commit
+from cyber0.directions import DirectionKey, perturb, sample
+from cyber0.parameters import Parameters
+from cyber0.errors import MissingExtra
+
+w = np.zeros(10, dtype=np.float32)
+Parameters({"w": w}).apply(Commit(seed=7, round=0, learning_rate=1.0, scalars=[[1.0]]))
+assert (w == -sample(DirectionKey(seed=7, round=0), 10)).all()
+for use in (
+    lambda: sample(DirectionKey(seed=7, round=0), 10, device="cpu"),
+    lambda: perturb([1.0], DirectionKey(seed=7, round=0), 0.1),
+):
+    try:
+        use()
+    except MissingExtra as error:
+        assert "pip install 'cyber0[train]'" in str(error), error
+    else:
+        raise AssertionError("torch was to be missing")
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_a_federator_needs_no_torch():
+    done = run("-c", FEDERATOR)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_install_without_a_compiler_works(tmp_path):
+    """With a C compiler that always fails: the install succeeds, and the directions are the same, slower."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    ignore = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT / "src", source / "src", ignore=ignore)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = (
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(target),
+        str(source),
+    )
+    done = run(*pip, CC="/bin/false")
+    assert done.returncode == 0, done.stderr
+    assert not list(target.rglob("*_stream*.so"))
+    program = """
+import cyber0.directions as d
+print(d.__file__, d.sample(d.DirectionKey(0x0123456789ABCDEF, 3, 2, 1), 1).view("uint32"))
+try:
+    d.sample(d.DirectionKey(1, 0), 1, backend="cpu")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = run("-c", program, PYTHONPATH=str(target))
+    assert done.returncode == 0, done.stderr
+    assert str(target) in done.stdout
+    assert "3204912627" in done.stdout
+    assert "BackendError backend 'cpu' was not compiled: install a C compiler" in done.stdout
