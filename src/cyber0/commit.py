@@ -15,7 +15,7 @@ __all__ = ["Commit"]
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The step w <- w - learning_rate * sum over l, then r, of scalars[l][r] z(seed, round, epochs[l], r).
+    """The step `w <- w - learning_rate * sum over l, then r, of scalars[l][r] z(seed, round, epochs[l], r)`.
 
     `scalars` has a row for each set of directions, a column for each direction; it is kept in float32, as it travels.
     `epochs` says whose directions each row weighs; by default the local epochs 0, 1, ... in order.
@@ -40,10 +40,11 @@ class Commit:
         epochs = tuple(range(len(scalars))) if self.epochs is None else tuple(self.epochs)
         if len(epochs) != len(scalars):
             raise InvalidCommit(f"epochs = {epochs} names {len(epochs)} rows, but scalars has {len(scalars)}")
-        if not np.isfinite(self.learning_rate):
-            raise InvalidCommit(f"learning_rate = {self.learning_rate} must be finite")
+        if not isinstance(self.learning_rate, int | float) or not np.isfinite(self.learning_rate):
+            raise InvalidCommit(f"learning_rate = {self.learning_rate!r} must be a finite number")
         object.__setattr__(self, "scalars", tuple(tuple(map(float, row)) for row in scalars))
         object.__setattr__(self, "epochs", epochs)
+        _ = self.keys  # refuses a seed, round or epoch out of range, and too many directions
         if not np.isfinite(self.coefficients).all():
             raise InvalidCommit(f"learning_rate = {self.learning_rate} times the scalars is too large for float32")
 

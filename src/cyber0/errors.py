@@ -9,6 +9,11 @@
     │   ├── InvalidCommit                scalars that no model can apply
     │   ├── InvalidEstimate              a smoothing, a loss or a model no estimate can be made of
     │   │   └── EmptyBatch               a loss over no samples
+    │   ├── InvalidAggregation           vectors, or a number of liars, that a rule cannot aggregate
+    │   ├── InvalidAttack                an attack that cannot be mounted on these vectors
+    │   ├── InvalidData                  a data file, data set or partition that cannot be used
+    │   ├── InvalidConfig                a run that cannot be made of this configuration
+    │   ├── InvalidName                  a name that is not written as one
     │   └── UnknownName                  a name that is not in the list it is looked up in
     ├── NonFiniteLoss (ArithmeticError)  a loss came out NaN or infinite
     ├── BackendError (RuntimeError)      a backend is absent, or fails its known answers
@@ -30,9 +35,14 @@ __all__ = [
     "Cyber0Error",
     "EmptyBatch",
     "InputError",
+    "InvalidAggregation",
     "InvalidArray",
+    "InvalidAttack",
     "InvalidCommit",
+    "InvalidConfig",
+    "InvalidData",
     "InvalidEstimate",
+    "InvalidName",
     "InvalidParameters",
     "InvalidSize",
     "KeyOutOfRange",
@@ -76,6 +86,26 @@ class InvalidEstimate(InputError):
 
 class EmptyBatch(InvalidEstimate):
     """A loss over no samples."""
+
+
+class InvalidAggregation(InputError):
+    """Vectors, or a number of liars among them, that a rule cannot aggregate."""
+
+
+class InvalidAttack(InputError):
+    """An attack that cannot be mounted on these vectors, or an option of it that makes no sense."""
+
+
+class InvalidData(InputError):
+    """A data file, data set or partition that cannot be used: missing, truncated, altered, too small."""
+
+
+class InvalidConfig(InputError):
+    """A run that cannot be made of this configuration."""
+
+
+class InvalidName(InputError):
+    """A name of a rule, an attack, a partition or a task that is not written as one."""
 
 
 class UnknownName(InputError):

@@ -42,7 +42,7 @@ def estimate(
     keys: Sequence[DirectionKey],
     *,
     mu: float = 1e-3,
-    family: Family = "sphere",
+    family: Family = "gaussian",
     method: Method = "auto",
     backend: str | Backend | None = None,
 ) -> NDArray[np.float32]:
@@ -58,7 +58,7 @@ def estimate(
     ...     return model(batch).square().squeeze(1)
     >>> batch = torch.tensor([[1.0, 0.0], [0.0, 2.0]])                  # so the gradient is (1, 4)
     >>> keys = [DirectionKey(seed=7, round=0, index=r) for r in range(1000)]
-    >>> vote = estimate(Parameters.of(model), losses, batch, keys)
+    >>> vote = estimate(Parameters.of(model), losses, batch, keys, family="sphere")
     >>> from cyber0.directions import combine
     >>> combine(keys, vote, 2, family="sphere").round(1)
     array([1., 4.], dtype=float32)
@@ -98,18 +98,25 @@ class _Objective(torch.nn.Module):
 
 
 def _check(objective: _Objective, keys: Sequence[DirectionKey], mu: float, method: str) -> None:
-    if not (np.isfinite(mu) and mu >= 0):
-        raise InvalidEstimate(f"mu = {mu} must be a finite number, 0 or greater")
+    if not (mu == 0 or 0 < np.float32(mu) < np.inf):
+        raise InvalidEstimate(f"mu = {mu} must be 0, or a positive number that float32 can hold")
     if method not in METHODS:
         raise UnknownName("method", method, METHODS)
     if len(keys) == 0:
         raise InvalidEstimate("there are no directions to measure along: give at least one key")
     modules = cast("Iterator[tuple[str, torch.nn.Module]]", objective.model.named_modules())
     for name, module in modules:
-        if module.training and (isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)):
+        if module.training and _is_random(module):
             raise InvalidEstimate(
                 f"{type(module).__name__} {name!r} is in training mode, so losses cannot be compared: call model.eval()"
             )
+
+
+def _is_random(module: torch.nn.Module) -> bool:
+    """Whether a module in training mode gives other outputs the second time."""
+    if isinstance(module, torch.nn.MultiheadAttention):
+        return module.dropout > 0
+    return isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)
 
 
 def _two_point(

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from cyber0 import errors
-from cyber0.directions import DirectionKey, combine, descend, perturb, perturb_both, sample
+from cyber0.directions import Cpu, DirectionKey, combine, descend, perturb, perturb_both, sample
 from cyber0.directions.elementwise import Elementwise, numpy_backend
 
 KEY = DirectionKey(seed=1, round=0)
@@ -94,3 +94,20 @@ def test_a_backend_with_wrong_bits_is_refused():
 
     with pytest.raises(errors.BackendError, match="does not give the stream's known answers"):
         sample(KEY, 5, backend=Elementwise("numpy", Fused()))
+
+
+def test_flushing_subnormal_numbers_changes_no_bit():
+    """Some processes ask their processor to; the compiled backend does not heed it, and others are refused."""
+    w = np.array([1e-40, -1e-42, 1.0], dtype=np.float32)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    try:
+        kept = descend(w, [KEY], [0.0], backend=Cpu(threads=1)).tobytes() == w.tobytes()
+        bits = perturb(np.zeros(64, dtype=np.float32), KEY, 2.0**-126, backend=Cpu(threads=1)).view(np.uint32)
+        with pytest.raises(errors.BackendError, match="known answers"):
+            sample(KEY, 5, backend=numpy_backend(chunk=4098))  # one that has not been proven yet
+    finally:
+        torch.set_flush_denormal(False)
+    assert kept
+    assert ((bits & 0x7FFFFFFF) != 0).all()
+    assert ((bits & 0x7F800000) == 0).any()

@@ -6,6 +6,7 @@
  * -fno-wrapv, for which Python builds ask the contrary.
  * Called through ctypes, which releases the interpreter's lock: threads are the caller's.
  */
+#include <fenv.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -155,6 +156,11 @@ CLONES static void accumulate(float *restrict u, const float *restrict z, float 
     for (int64_t i = 0; i < n; i++) u[i] = u[i] + coefficient * z[i];
 }
 
+CLONES static void subtract(const float *restrict w, float *restrict u, int n)
+{
+    for (int64_t i = 0; i < n; i++) u[i] = w[i] - u[i];
+}
+
 CLONES static void rounding_blocks(uint16_t *restrict half, uint64_t first, int count, const direction *restrict d)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -210,6 +216,9 @@ EXPORT int64_t cyber0_squared_length(int64_t size, uint64_t start, const directi
     return total;
 }
 
+/* Round to nearest and keep subnormal numbers, whatever the process has asked its processor for. */
+#define EXACTLY(...) do { fenv_t found; fegetenv(&found); fesetenv(FE_DFL_ENV); __VA_ARGS__ fesetenv(&found); } while (0)
+
 EXPORT void cyber0_move(const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size,
                         uint64_t start, const direction *d)
 {
@@ -219,9 +228,11 @@ EXPORT void cyber0_move(const void *weights, int weights16, void *plus, void *mi
         int n = at_most_chunk(size - i);
         float *step = generate(&s, start + i, n, d);
         const float *w = load(weights, weights16, i, n, room);
-        scale(step, n, d->coefficient);
-        if (minus) add(w, step, -1.0f, n, minus, out16, i);
-        add(w, step, 1.0f, n, plus, out16, i);
+        EXACTLY(
+            scale(step, n, d->coefficient);
+            if (minus) add(w, step, -1.0f, n, minus, out16, i);
+            add(w, step, 1.0f, n, plus, out16, i);
+        );
     }
 }
 
@@ -233,12 +244,11 @@ EXPORT void cyber0_descend(const void *weights, int weights16, void *out, int ou
     for (int64_t i = 0; i < size; i += CHUNK) {
         int n = at_most_chunk(size - i);
         memset(u, 0, sizeof u);
-        for (const direction *d = directions; d < directions + count; d++)
-            accumulate(u, generate(&s, start + i, n, d), d->coefficient, n);
-        if (weights) {
-            const float *w = load(weights, weights16, i, n, room);
-            for (int j = 0; j < n; j++) u[j] = w[j] - u[j];
-        }
+        EXACTLY(
+            for (const direction *d = directions; d < directions + count; d++)
+                accumulate(u, generate(&s, start + i, n, d), d->coefficient, n);
+            if (weights) subtract(load(weights, weights16, i, n, room), u, n);
+        );
         if (out16) dither(u, start + i, n, (uint16_t *)out + i, directions);
         else memcpy((float *)out + i, u, n * sizeof(float));
     }

@@ -257,4 +257,6 @@ def _launch(kernel: Any, arguments: tuple[Any, ...], start: int, size: int, devi
     shift = start % TILE
     grid = (-(-(shift + size) // TILE),)
     with torch.cuda.device_of(arguments[0]) if device.type == "cuda" else torch.no_grad():
-        kernel[grid](*arguments, start // TILE, shift, size, TILE=TILE, num_warps=WARPS, enable_fp_fusion=False, **flags)
+        kernel[grid](
+            *arguments, start // TILE, shift, size, TILE=TILE, num_warps=WARPS, enable_fp_fusion=False, **flags
+        )
