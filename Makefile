@@ -9,13 +9,14 @@ EXTRAS ?= train,study
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-.venv/ready: pyproject.toml constraints.txt setup.py src/cyber0/directions/_stream.c
+.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/cyber0/*/_*.c)
 	@echo "Setting up .venv (once; a minute or two) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cyber0 needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation \
 		-e '.[$(EXTRAS)]' --group dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps byzfl==0.0.11  # a reference in tests
 	@touch $@
 
 demo: .venv/ready  ## train on the embedded MNIST images, then rebuild the model from its commits
@@ -38,4 +39,4 @@ docs: .venv/ready  ## build the documentation into site/
 	@$(BIN)/zensical build --clean
 
 clean:  ## remove the environment and everything built
-	rm -rf .venv build dist site src/*.egg-info src/cyber0/directions/*.so
+	rm -rf .venv build dist site src/*.egg-info src/cyber0/*/*.so

@@ -1,4 +1,4 @@
-"""Builds the fast CPU backend where there is a C compiler; an install without one works, slower."""
+"""Compiles the fast CPU paths where there is a C compiler; an install without one works, slower, to the same bits."""
 
 import platform
 import sys
@@ -6,25 +6,23 @@ import sys
 from setuptools import Extension, setup
 
 FLAGS = [
-    "-O3",
-    "-std=c11",
-    "-fvisibility=hidden",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-wrapv",
+    *("-O3", "-std=c11", "-fvisibility=hidden"),
+    "-ffp-contract=off",  # or multiply-adds fuse, and the bits are wrong
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-wrapv"),  # or loops do not vectorise
 ]
 if platform.machine() in {"x86_64", "AMD64"}:
     FLAGS.append("-mprefer-vector-width=512")
 
-setup(
-    ext_modules=[
-        Extension(
-            "cyber0.directions._stream",
-            ["src/cyber0/directions/_stream.c"],
-            extra_compile_args=["/O2", "/fp:strict"] if sys.platform == "win32" else FLAGS,
-            libraries=[] if sys.platform == "win32" else ["m"],
-            optional=True,
-        )
-    ]
-)
+
+def extension(name: str) -> Extension:
+    """A shared library called through ctypes, built of the C file of the same name."""
+    return Extension(
+        name,
+        [f"src/{name.replace('.', '/')}.c"],
+        extra_compile_args=["/O2", "/fp:strict"] if sys.platform == "win32" else FLAGS,
+        libraries=[] if sys.platform == "win32" else ["m"],
+        optional=True,
+    )
+
+
+setup(ext_modules=[extension("cyber0.directions._stream"), extension("cyber0.aggregation._rows")])

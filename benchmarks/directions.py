@@ -28,15 +28,16 @@ def packed(count: int = 1, family: Family = "gaussian") -> Any:
 def cpu(size: int = 2**24) -> list[Row]:
     rows: list[Row] = []
     w, out, other = (np.ones(size, dtype=np.float32) for _ in range(3))
+    row = out.reshape(1, -1)
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.set_num_threads(threads)
         tensor = torch.empty(size)
         fast = Cpu(threads=threads)
         works: dict[str, Callable[[], Any]] = {
             "torch.randn": lambda tensor=tensor: torch.randn(tensor.shape, out=tensor),
-            "sample gaussian": lambda fast=fast: fast.fill(out, packed(), 0),
-            "sample rademacher": lambda fast=fast: fast.fill(out, packed(family="rademacher"), 0),
-            "squared length": lambda fast=fast: fast.squared_length(packed(), size, None),
+            "sample gaussian": lambda fast=fast: fast.fill(row, packed(), 0),
+            "sample rademacher": lambda fast=fast: fast.fill(row, packed(family="rademacher"), 0),
+            "squared length": lambda fast=fast: fast.squared_lengths(packed(), size, None),
             "w + s z": lambda fast=fast: fast.move(w, packed(), 0, out, None),
             "w + s z, w - s z": lambda fast=fast: fast.move(w, packed(), 0, out, other),
             "w - sum of 8": lambda fast=fast: fast.descend(w, packed(8), 0, out),
@@ -55,7 +56,7 @@ def cpu(size: int = 2**24) -> list[Row]:
     small = 2**20
     for name in ("numpy", "torch"):
         device = None if name == "numpy" else torch.device("cpu")
-        buffer = empty(small, device)
+        buffer = empty(small, device).reshape(1, -1)
         backend = find(name, device)
         peer, time = seconds(
             lambda: torch.randn(small), lambda backend=backend, buffer=buffer: backend.fill(buffer, packed(), 0)
@@ -93,7 +94,7 @@ def gpu(size: int = 355_000_000) -> list[Row]:
         "w - sum of 8": lambda: descend(w, tables[8], 0, plus),
         "w - sum of 64": lambda: descend(w, tables[64], 0, plus),
         "w - c z, bf16 rounded stochastically": lambda: descend(half, tables[1], 0, half_plus),
-        "squared length": lambda: backend.squared_length(packed(), size, w.device),
+        "squared length": lambda: backend.squared_lengths(packed(), size, w.device),
         "fingerprint": lambda: fingerprint(w),
     }
     times = cuda_seconds(*works.values())

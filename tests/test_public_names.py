@@ -14,7 +14,7 @@ PUBLIC = {
     "cyber0.commit": ["Commit"],
     "cyber0.directions": [
         "BACKENDS", "COMPRESSED_EPOCH", "FAMILIES", "Backend", "Cpu", "DirectionKey", "Family", "combine", "descend",
-        "fingerprint", "perturb", "perturb_both", "project", "sample",
+        "fingerprint", "matrix", "perturb", "perturb_both", "project", "sample",
     ],
     "cyber0.estimate": ["Losses", "Method", "estimate"],
     "cyber0.parameters": ["Entry", "Manifest", "Parameters", "to_bf16"],

@@ -40,8 +40,9 @@ class Commit:
         epochs = tuple(range(len(scalars))) if self.epochs is None else tuple(self.epochs)
         if len(epochs) != len(scalars):
             raise InvalidCommit(f"epochs = {epochs} names {len(epochs)} rows, but scalars has {len(scalars)}")
-        if not isinstance(self.learning_rate, int | float) or not np.isfinite(self.learning_rate):
-            raise InvalidCommit(f"learning_rate = {self.learning_rate!r} must be a finite number")
+        rate: Any = self.learning_rate
+        if not isinstance(rate, int | float) or not np.isfinite(rate):
+            raise InvalidCommit(f"learning_rate = {rate!r} must be a finite number")
         object.__setattr__(self, "scalars", tuple(tuple(map(float, row)) for row in scalars))
         object.__setattr__(self, "epochs", epochs)
         _ = self.keys  # refuses a seed, round or epoch out of range, and too many directions

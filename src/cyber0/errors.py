@@ -89,7 +89,14 @@ class EmptyBatch(InvalidEstimate):
 
 
 class InvalidAggregation(InputError):
-    """Vectors, or a number of liars among them, that a rule cannot aggregate."""
+    """Vectors, or a number of liars among them, that a rule cannot aggregate.
+
+    >>> import numpy as np
+    >>> from cyber0.aggregation import cwtm
+    >>> cwtm(np.zeros((4, 2)), byzantine=2)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidAggregation: byzantine = 2 of n = 4 vectors: fewer than half may be, so from 0 to 1
+    """
 
 
 class InvalidAttack(InputError):

@@ -12,6 +12,7 @@ from cyber0.directions import (
     combine,
     descend,
     fingerprint,
+    matrix,
     perturb,
     perturb_both,
     project,
@@ -161,3 +162,22 @@ def test_project_is_the_inner_product(family):
     expected = [np.dot(v.astype(np.float64), sample(key, v.size, **where)) for key in directions]
     np.testing.assert_allclose(project(v, directions, **where), expected, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(project(torch.from_numpy(v), directions, **where), expected, rtol=1e-4, atol=1e-3)
+
+
+@given(
+    chosen=st.lists(keys, min_size=1, max_size=7),
+    size=sizes,
+    family=st.sampled_from(["gaussian", "sphere", "rademacher"]),
+)
+def test_matrix(chosen, size, family):
+    rows = matrix(chosen, size, family=family)
+    assert same(rows, np.stack([sample(key, size, family=family, backend="numpy") for key in chosen]))
+    assert same(rows, matrix(chosen, size, family=family, backend=Cpu(threads=1)))
+    assert same(rows, matrix(chosen, size, family=family, device="cpu", backend="torch"))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_matrix_on_any_number_of_threads(threads):
+    chosen = [DirectionKey(seed=3, round=1, index=r) for r in range(33)]
+    rows = matrix(chosen, 5001, family="sphere", backend=Cpu(threads=threads))
+    assert same(rows, np.stack([sample(key, 5001, family="sphere") for key in chosen]))

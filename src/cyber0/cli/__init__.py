@@ -6,13 +6,17 @@ from typing import Annotated
 import typer
 
 from cyber0 import __version__
+from cyber0.cli.data import data
 from cyber0.cli.demo import demo
 from cyber0.cli.doctor import doctor
+from cyber0.cli.run import run
 from cyber0.errors import Cyber0Error
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(run)
+app.command()(data)
 app.command()(demo)
 app.command()(doctor)
 

@@ -9,7 +9,7 @@ Any slice of any direction is to be had without what lies before it, and the hot
 `docs/stream.md` (the specification).
 """
 
-from cyber0.directions.api import combine, descend, fingerprint, perturb, perturb_both, project, sample
+from cyber0.directions.api import combine, descend, fingerprint, matrix, perturb, perturb_both, project, sample
 from cyber0.directions.backend import Backend
 from cyber0.directions.key import COMPRESSED_EPOCH, FAMILIES, DirectionKey, Family
 from cyber0.directions.native import Cpu
@@ -26,6 +26,7 @@ __all__ = [
     "combine",
     "descend",
     "fingerprint",
+    "matrix",
     "perturb",
     "perturb_both",
     "project",

@@ -1,7 +1,6 @@
 """The operations on directions: sample them, move weights along them, sum them, project on them."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,29 @@ def sample(
     device = _device(device)
     chosen, packed = prepare([key], [1.0], family, dimension, backend, device)
     out = empty(size, device)
-    chosen.fill(out, packed, start)
+    chosen.fill(out.reshape(1, -1), packed, start)
+    return out
+
+
+def matrix(
+    keys: Sequence[DirectionKey],
+    dimension: int,
+    *,
+    family: Family = "gaussian",
+    backend: str | Backend | None = None,
+    device: Any = None,
+) -> Any:
+    """Whole directions as the rows of a matrix, `[len(keys), dimension]` in float32: for small models.
+
+    >>> keys = [DirectionKey(seed=1, round=0, index=r) for r in range(2)]
+    >>> bool((matrix(keys, 5)[1] == sample(keys[1], 5)).all())
+    True
+    """
+    check_slice(dimension, 0, family, dimension)
+    device = _device(device)
+    chosen, packed = prepare(keys, np.ones(len(keys)), family, dimension, backend, device)
+    out = empty(len(keys) * dimension, device).reshape(len(keys), dimension)
+    chosen.fill(out, packed, 0)
     return out
 
 
@@ -179,7 +200,7 @@ def project(
     for first in range(0, len(flat), len(z)):
         part = flat[first : first + len(z)]
         for i in range(len(keys)):
-            chosen.fill(z[: len(part)], packed[i : i + 1], start + first)
+            chosen.fill(z[: len(part)].reshape(1, -1), packed[i : i + 1], start + first)
             totals[i] += z[: len(part)] @ part
     return totals
 
@@ -231,7 +252,7 @@ def prepare(
     if not np.isfinite(rounded).all():
         raise InvalidArray(f"coefficient {values[~np.isfinite(rounded)][0]} is not a finite float32")
     chosen = find(backend, device)
-    units = [_unit(key, dimension, chosen, device) if family == "sphere" else 1.0 for key in keys]
+    units = _units(keys, dimension, chosen, device) if family == "sphere" else np.ones(len(keys))
     return chosen, pack(keys, family, units, rounded)
 
 
@@ -248,11 +269,21 @@ def _prepare_slice(
     return prepare(keys, coefficients, family, dimension, backend, on_device(flat))
 
 
-@lru_cache(maxsize=4096)
-def _unit(key: DirectionKey, dimension: int, backend: Backend, device: Any) -> float:
-    """What scales a Gaussian direction to length one; its squared length is summed in integers, so in any order."""
-    squared = backend.squared_length(pack([key], "gaussian", [1.0], [1.0]), dimension, device)
-    return float(np.float32(1.0 / np.sqrt(np.float64(max(squared, 1)) / 2**20)))  # 0 is possible where d is 1
+_UNITS: dict[tuple[DirectionKey, int], float] = {}  # a memo: the same on every backend and device
+
+
+def _units(keys: Sequence[DirectionKey], dimension: int, backend: Backend, device: Any) -> list[float]:
+    """What scales Gaussian directions to length one; squared lengths are summed in integers, so in any order."""
+    missing = [key for key in dict.fromkeys(keys) if (key, dimension) not in _UNITS]
+    if len(_UNITS) + len(missing) > 2**16:
+        _UNITS.clear()
+        missing = list(dict.fromkeys(keys))
+    if missing:
+        packed = pack(missing, "gaussian", np.ones(len(missing)), np.ones(len(missing)))
+        squared = np.array(backend.squared_lengths(packed, dimension, device), dtype=np.float64)
+        units = 1.0 / np.sqrt(np.maximum(squared, 1) / 2**20)  # 0 is possible where the dimension is 1
+        _UNITS.update(zip(((key, dimension) for key in missing), units.astype(np.float32).tolist(), strict=True))
+    return [_UNITS[key, dimension] for key in keys]
 
 
 def _flat(weights: Any, *outs: Any) -> tuple[Buffer, list[Buffer]]:

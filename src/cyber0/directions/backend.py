@@ -1,7 +1,7 @@
 """What a backend does. There are four; all give the same bits.
 
-A buffer is one-dimensional and contiguous: a NumPy array (float32, or uint16 holding the bits of bf16 values) or a
-torch tensor (float32 or bfloat16). A backend trusts what it is given: `cyber0.directions.api` checks.
+A buffer is contiguous, and one-dimensional but for `fill`: a NumPy array (float32, or uint16 holding the bits of bf16
+values) or a torch tensor (float32 or bfloat16). A backend trusts what it is given: `cyber0.directions.api` checks.
 """
 
 from typing import Any, Protocol
@@ -24,11 +24,11 @@ class Backend(Protocol):
         ...
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        """Out = z, for the one direction packed, from coordinate `start` on."""
+        """Write z of direction i to out[i], from coordinate `start` on; out is [directions, size]."""
         ...
 
-    def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:
-        """The sum over all coordinates of the integer part of z * z * 2**20."""
+    def squared_lengths(self, packed: Packed, dimension: int, device: Any) -> list[int]:
+        """For each direction, the sum over all coordinates of the integer part of z * z * 2**20."""
         ...
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:

@@ -22,13 +22,17 @@ class Elementwise:
     chunk: int = 2**16
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        for part in self._parts(out):
-            out[part] = self._z(packed[0], start + part.start, part.stop - part.start, out.device)
+        for row, direction in zip(out, packed, strict=True):
+            for part in self._parts(row):
+                row[part] = self._z(direction, start + part.start, part.stop - part.start, out.device)
 
-    def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:
+    def squared_lengths(self, packed: Packed, dimension: int, device: Any) -> list[int]:
+        return [self._squared_length(direction, dimension, device) for direction in packed]
+
+    def _squared_length(self, direction: Any, dimension: int, device: Any) -> int:
         total = 0
         for first in range(0, dimension, self.chunk):
-            z = self._z(packed[0], first, min(self.chunk, dimension - first), device)
+            z = self._z(direction, first, min(self.chunk, dimension - first), device)
             total += int(self.xp.sum(self.xp.astype(z * z * 2.0**20, self.xp.int64)))
         return total
 

@@ -125,15 +125,18 @@ def _here(first_tile, shift, size, TILE: tl.constexpr):
 @triton.jit
 def _fill(out, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
     tile, base, lane, inside = _here(first_tile, shift, size, TILE)
-    tl.store(out + base + lane, _z(table, tile, BITS, TILE), mask=inside)
+    row = tl.program_id(1)
+    z = _z(table + 8 * row, tile, BITS, TILE)
+    tl.store(out + row.to(tl.int64) * size + base + lane, z, mask=inside)
 
 
 @triton.jit
-def _squared_length(total, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
+def _squared_lengths(totals, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
     tile, _, _, inside = _here(first_tile, shift, size, TILE)
-    z = _z(table, tile, BITS, TILE)
+    row = tl.program_id(1)
+    z = _z(table + 8 * row, tile, BITS, TILE)
     parts = tl.where(inside, (z * z * 1048576.0).to(tl.int64), 0)
-    tl.atomic_add(total, tl.sum(parts))
+    tl.atomic_add(totals + row, tl.sum(parts))
 
 
 @triton.jit
@@ -216,12 +219,14 @@ class Triton:
     name: str = "triton"
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        _launch(_fill, (out, table(packed, out.device)), start, out.numel(), out.device, BITS=_bits(packed))
+        arguments = out, table(packed, out.device)
+        _launch(_fill, arguments, start, out.shape[1], out.device, rows=len(packed), BITS=_bits(packed))
 
-    def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:
-        total = torch.zeros(1, dtype=torch.int64, device=device)
-        _launch(_squared_length, (total, table(packed, device)), 0, dimension, device, BITS=_bits(packed))
-        return int(total.item())
+    def squared_lengths(self, packed: Packed, dimension: int, device: Any) -> list[int]:
+        totals = torch.zeros(len(packed), dtype=torch.int64, device=device)
+        arguments = totals, table(packed, device)
+        _launch(_squared_lengths, arguments, 0, dimension, device, rows=len(packed), BITS=_bits(packed))
+        return totals.tolist()
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
         move(weights, table(packed, weights.device), start, plus, minus, bits=_bits(packed))
@@ -253,9 +258,11 @@ def _bits(packed: Packed) -> bool:
     return bool(packed["bits"][0])
 
 
-def _launch(kernel: Any, arguments: tuple[Any, ...], start: int, size: int, device: Any, **flags: bool) -> None:
+def _launch(
+    kernel: Any, arguments: tuple[Any, ...], start: int, size: int, device: Any, rows: int = 1, **flags: Any
+) -> None:
     shift = start % TILE
-    grid = (-(-(shift + size) // TILE),)
+    grid = (-(-(shift + size) // TILE), rows)
     with torch.cuda.device_of(arguments[0]) if device.type == "cuda" else torch.no_grad():
         kernel[grid](
             *arguments, start // TILE, shift, size, TILE=TILE, num_warps=WARPS, enable_fp_fusion=False, **flags

@@ -95,8 +95,8 @@ def check_slice(size: int, start: int, family: str, dimension: int | None) -> in
 def pack(
     keys: Sequence[DirectionKey],
     family: Family,
-    units: Sequence[float] | NDArray[np.float32],
-    coefficients: Sequence[float] | NDArray[np.float32],
+    units: Sequence[float] | NDArray[Any],
+    coefficients: Sequence[float] | NDArray[Any],
 ) -> NDArray[np.void]:
     """The directions as kernels read them: an array of `PACKED`.
 

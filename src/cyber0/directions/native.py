@@ -74,17 +74,20 @@ class Cpu:
     name: str = "cpu"
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        self._share(
-            len(out),
-            lambda first, size: _library().cyber0_fill(_at(out, first), size, start + first, packed.ctypes.data),
+        rows = [out.ctypes.data + row * out.shape[1] * 4 for row in range(len(out))]
+        self._share_rows(
+            packed,
+            out.shape[1],
+            lambda row, direction, first, size: _library().cyber0_fill(
+                rows[row] + first * 4, size, start + first, direction
+            ),
         )
 
-    def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:  # noqa: ARG002
-        return sum(
-            self._share(
-                dimension,
-                lambda first, size: _library().cyber0_squared_length(size, first, packed.ctypes.data),
-            )
+    def squared_lengths(self, packed: Packed, dimension: int, device: Any) -> list[int]:  # noqa: ARG002
+        return self._share_rows(
+            packed,
+            dimension,
+            lambda _, direction, first, size: _library().cyber0_squared_length(size, first, direction),
         )
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
@@ -112,12 +115,28 @@ class Cpu:
         )
         return sum(parts) % 2**64
 
-    def _share(self, size: int, work: Callable[[int, int], Any]) -> list[Any]:
-        """Run work(first, size) on equal parts of the range, one per thread."""
-        threads = min(self.threads or _cores(), max(1, size // WORTH_A_THREAD))
+    def _share_rows(self, packed: Packed, size: int, work: Callable[[int, int, int, int], Any]) -> list[Any]:
+        """Run work(row, address of its direction, first, size): rows are shared out, or the one row's coordinates."""
+        at = packed.ctypes.data
+        if len(packed) == 1:
+            parts = self._share(size, lambda first, part: work(0, at, first, part))
+            return [sum(parts)] if parts[0] is not None else parts
+
+        def some(first: int, count: int) -> list[Any]:
+            return [work(row, at + row * packed.itemsize, 0, size) for row in range(first, first + count)]
+
+        parts = self._share(len(packed), some, cost=size, whole=1)
+        return [result for part in parts for result in part]
+
+    def _share(self, size: int, work: Callable[[int, int], Any], cost: int = 1, whole: int = 128) -> list[Any]:
+        """Run work(first, size) on equal parts of the range, one per thread, in multiples of `whole`.
+
+        128 coordinates are whole blocks of every family, so that no thread generates another's values.
+        """
+        threads = min(self.threads or _cores(), max(1, size * cost // WORTH_A_THREAD))
         if threads == 1:
             return [work(0, size)]
-        step = -(-size // threads // 128) * 128  # whole blocks, so that no thread generates another's values
+        step = -(-size // threads // whole) * whole
         parts = [_pool(threads).submit(work, first, min(step, size - first)) for first in range(0, size, step)]
         return [part.result() for part in parts]
 

@@ -19,7 +19,7 @@ from cyber0.extras import require
 
 __all__ = ["BACKENDS", "empty", "find", "host", "is_numpy", "on_device", "proof"]
 
-PROOF = "5bcb08d512d0eedd"  # of proof(), on every backend and device there is
+PROOF = "df388265e01f3f69"  # of proof(), on every backend and device there is
 
 
 def _triton() -> Backend:
@@ -86,8 +86,8 @@ class Hosted:
         with _borrow(out) as (there,):
             self.inner.fill(there, packed, start)
 
-    def squared_length(self, packed: Packed, dimension: int, device: Any) -> int:  # noqa: ARG002
-        return self.inner.squared_length(packed, dimension, None)
+    def squared_lengths(self, packed: Packed, dimension: int, device: Any) -> list[int]:  # noqa: ARG002
+        return self.inner.squared_lengths(packed, dimension, None)
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
         with _borrow(plus, *([] if minus is None else [minus])) as outs:
@@ -120,15 +120,15 @@ def proof(backend: Backend, device: Any) -> str:
     key = DirectionKey(seed=0x0123456789ABCDEF, round=3, epoch=2, index=1)
     outputs = [empty(5000, device) for _ in range(5)] + [empty(5000, device, bf16=True)]
     z, signs, plus, minus, tiny, descended = outputs
-    backend.fill(z, pack([key], "gaussian", [1.0], [1.0]), 13)
-    backend.fill(signs, pack([key], "rademacher", [1.0], [1.0]), 2**34 - 99)
+    backend.fill(z.reshape(1, -1), pack([key], "gaussian", [1.0], [1.0]), 13)
+    backend.fill(signs.reshape(2, -1), pack([key, key], "rademacher", [1.0, 1.0], [1.0, 1.0]), 2**34 - 99)
     backend.move(z, pack([key], "sphere", [0.01], [0.5]), 2**34 - 99, plus, minus)
     backend.descend(plus, pack([key, key], "sphere", [0.7, 1.1], [0.3, -1e-3]), 7, descended)
     host_tiny = host(z if device is None else z.cpu()).copy().view(np.uint32) % np.uint32(2**23)  # subnormal numbers
     tiny[:] = host_tiny.view(np.float32) if device is None else tiny.new_tensor(host_tiny.view(np.float32))
     backend.descend(tiny, pack([key], "gaussian", [1.0], [2.0**-126]), 5, tiny)
-    length = backend.squared_length(pack([key], "gaussian", [1.0], [1.0]), 5000, device)
-    digest = hashlib.sha256(repr((length, backend.fingerprint(descended, 1))).encode())
+    lengths = backend.squared_lengths(pack([key, key], "gaussian", [1.0, 1.0], [1.0, 1.0]), 5000, device)
+    digest = hashlib.sha256(repr((lengths, backend.fingerprint(descended, 1))).encode())
     for out in outputs:
         digest.update(host(out if device is None else out.cpu()).tobytes())
     return digest.hexdigest()[:16]

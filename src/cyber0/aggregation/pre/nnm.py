@@ -1,0 +1,27 @@
+"""Nearest-neighbour mixing.
+
+Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan. Fixing by Mixing: A Recipe for Optimal Byzantine ML under
+Heterogeneity. AISTATS 2023.
+"""
+
+from typing import Any
+
+from cyber0.aggregation.choice import smallest
+from cyber0.aggregation.distances import chosen_sums, squared_distances
+from cyber0.aggregation.door import on_rows
+
+__all__ = ["nnm"]
+
+
+@on_rows()
+def nnm(vectors: Any, byzantine: int) -> Any:
+    """Replace each vector by the mean of the n - b vectors nearest to it, itself included.
+
+    >>> import numpy as np
+    >>> nnm(np.array([[1.0], [2.0], [9.0]]), 1)
+    array([[1.5],
+           [1.5],
+           [5.5]])
+    """
+    count = vectors.shape[-2] - byzantine
+    return chosen_sums(smallest(squared_distances(vectors), count, vectors), vectors) / count

@@ -1,0 +1,107 @@
+"""What rules do with rows, `[..., n, k]` in float64."""
+
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from cyber0.aggregation.blocks import COLUMNS, in_blocks
+from cyber0.errors import UnknownName
+
+__all__ = ["average", "median_row", "namespace", "norms", "shortened", "starting_point", "total", "trimmed"]
+
+TINY = 1e-300  # divides instead of zero
+
+
+def namespace(array: Any) -> Any:
+    """NumPy itself for its arrays, whose own functions are the faster ones; else the library by array-api-compat."""
+    return np if isinstance(array, np.ndarray) else array_namespace(array)
+
+
+def average(rows: Any) -> Any:
+    """The mean of the rows, also where their sum is too large to be a float.
+
+    >>> average(np.array([[1e308, 1.0], [1.5e308, 2.0]]))
+    array([1.25e+308, 1.50e+000])
+    """
+    count = rows.shape[-2]
+    try:
+        with np.errstate(over="raise"):  # no device raises, but there the rows are in range
+            return total(rows) / count
+    except FloatingPointError:
+        small = 0.5 ** count.bit_length()
+        most = float(np.finfo(np.float64).max) * small
+        rescued: Any = np.clip(total(rows * small) / count, -most, most) / small
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean: Any = total(rows) / count
+        mean[~np.isfinite(mean)] = rescued[~np.isfinite(mean)]
+        return mean
+
+
+def total(rows: Any, axis: int = -2) -> Any:
+    """The sum along an axis.
+
+    >>> total(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    array([4., 6.])
+    """
+    return np.add.reduce(rows, axis) if namespace(rows) is np else rows.sum(axis)
+
+
+def trimmed(rows: Any, dropped: int) -> Any:
+    """The mean of each column without its `dropped` smallest and largest values.
+
+    >>> trimmed(np.array([[3.0, 1.0], [2.0, 5.0], [7.0, 2.0]]), 1)
+    array([3., 2.])
+    """
+    if namespace(rows) is not np or rows.shape[-1] <= COLUMNS:
+        return _trimmed(rows, dropped)
+    blocks = in_blocks(lambda block: _trimmed(np.ascontiguousarray(rows[..., block]), dropped), rows.shape[-1])
+    return np.concatenate(blocks, axis=-1)
+
+
+def _trimmed(rows: Any, dropped: int) -> Any:
+    ordered = namespace(rows).sort(rows, axis=-2)[..., dropped : rows.shape[-2] - dropped, :]
+    return average(ordered) + 0.0  # sorting cannot tell a zero from a negative one
+
+
+def median_row(rows: Any) -> Any:
+    """The median of each column, `[..., k]`; of an even number of rows, the mean of the middle two.
+
+    >>> median_row(np.array([[3.0], [1.0], [2.0], [9.0]]))
+    array([2.5])
+    """
+    return trimmed(rows, (rows.shape[-2] - 1) // 2)
+
+
+def norms(rows: Any) -> Any:
+    """The length of each row, `[..., n, 1]`.
+
+    >>> norms(np.array([[3.0, 4.0], [0.0, 1.0]]))
+    array([[5.],
+           [1.]])
+    """
+    return namespace(rows).sqrt(total(rows * rows, axis=-1))[..., None]
+
+
+def shortened(rows: Any, reach: Any) -> Any:
+    """Each row, made no longer than `reach`, a number or `[..., n or 1, 1]`.
+
+    >>> shortened(np.array([[3.0, 4.0], [0.0, 1.0]]), 2.0)
+    array([[1.2, 1.6],
+           [0. , 1. ]])
+    """
+    xp, length = namespace(rows), norms(rows)
+    return rows * (reach / xp.maximum(xp.maximum(length, reach), TINY))
+
+
+def starting_point(vectors: Any, start: str) -> Any:
+    """`[..., 1, k]`: the 'median' of each coordinate, or 'zero'.
+
+    >>> starting_point(np.array([[1.0], [2.0], [9.0]]), "median")
+    array([[2.]])
+    """
+    if start == "zero":
+        return namespace(vectors).zeros_like(vectors[..., :1, :])
+    if start == "median":
+        return median_row(vectors)[..., None, :]
+    raise UnknownName("start", start, ["median", "zero"])

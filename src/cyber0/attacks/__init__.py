@@ -1,0 +1,54 @@
+"""Attacks: what the Byzantine clients send instead of the truth.
+
+An attack is a callable `attack(vectors, liars, rule, byzantine, rng, **options)`. It sees what all n clients would
+have sent honestly, `vectors` `[..., n, k]` of NumPy or torch; which rows lie; the rule deployed; the number b that the
+rule is told. It gives what the liars send, `[..., len(liars), k]`, never modifies its input, and draws from `rng` only.
+
+>>> import numpy as np
+>>> from cyber0.aggregation import find as find_rule
+>>> from cyber0.attacks import find, mount
+>>> rng, liars = np.random.default_rng(0), range(15, 20)
+>>> votes = rng.normal(1.0, 1.0, (20, 8))
+>>> for name in ("mean", "cwtm"):
+...     rule = find_rule(name)
+...     sent = mount(find("foe(omega=20)"), votes, liars, rule, 5, rng)
+...     print(name, "is moved by", np.linalg.norm(rule(sent, 5) - votes[:15].mean(axis=0)).round(1))
+mean is moved by 15.7
+cwtm is moved by 1.4
+
+An attack that changes the data of the liars rather than their votes has an attribute
+`corrupt_labels(labels, classes)`, as `lf` has.
+"""
+
+from cyber0.attacks.alie import alie, alie_nnm
+from cyber0.attacks.foe import foe, foe_nnm
+from cyber0.attacks.labels import lf
+from cyber0.attacks.mimic import mimic
+from cyber0.attacks.naming import ATTACKS, find, mount
+from cyber0.attacks.plain import noise, none, nonfinite, sf, zero
+from cyber0.attacks.scene import Attack
+from cyber0.attacks.spread import min_max, min_sum
+from cyber0.attacks.tma import tma
+from cyber0.errors import InvalidAttack
+
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "InvalidAttack",
+    "alie",
+    "alie_nnm",
+    "find",
+    "foe",
+    "foe_nnm",
+    "lf",
+    "mimic",
+    "min_max",
+    "min_sum",
+    "mount",
+    "noise",
+    "none",
+    "nonfinite",
+    "sf",
+    "tma",
+    "zero",
+]

@@ -1,0 +1,64 @@
+"""A little is enough.
+
+Baruch, Baruch, Goldberg. A Little Is Enough: Circumventing Defenses For Distributed Learning. NeurIPS 2019.
+The strength is searched for as Allouah et al. do (Fixing by Mixing, AISTATS 2023).
+"""
+# ruff: noqa: ARG001 (attacks share one signature)
+
+from typing import Any
+
+from numpy.random import Generator
+
+from cyber0.attacks.scene import Liars, Rule, observe
+from cyber0.attacks.strength import pushed
+
+__all__ = ["alie", "alie_nnm"]
+
+
+def alie(
+    vectors: Any,
+    liars: Liars,
+    rule: Rule,
+    byzantine: int,
+    rng: Generator,
+    *,
+    omega: float | None = None,
+    search: str | None = None,
+    target: str = "rule",
+) -> Any:
+    """All liars send mean + omega standard deviations of the honest vectors.
+
+    `omega` fixes the strength; otherwise `search`, one of 'zoom' (the default), 'line', 'grid' and 'both', finds the
+    one that carries the `target` farthest from the honest mean: the 'rule' alone, or the whole 'composition'.
+
+    >>> import numpy as np
+    >>> from cyber0.aggregation import find
+    >>> votes = np.array([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0], [0.0, 0.0]])
+    >>> alie(votes, [3], find("nnm+cwtm"), 1, np.random.default_rng(0), omega=2)
+    array([[4., 5.]])
+    """
+    scene = observe(vectors, liars)
+    return pushed(scene, scene.deviation, rule, byzantine, omega, search, target)
+
+
+def alie_nnm(
+    vectors: Any,
+    liars: Liars,
+    rule: Rule,
+    byzantine: int,
+    rng: Generator,
+    *,
+    omega: float | None = None,
+    search: str | None = None,
+) -> Any:
+    """`alie` that aims at the whole composition, pre-aggregations included.
+
+    >>> import numpy as np
+    >>> from cyber0.aggregation import find
+    >>> rng, rule = np.random.default_rng(0), find("nnm+cwtm")
+    >>> votes, liars = rng.normal(1.0, 1.0, (20, 8)), range(15, 20)
+    >>> lies = alie_nnm(votes, liars, rule, 5, rng)
+    >>> bool((lies == alie(votes, liars, rule, 5, rng, target="composition")).all())
+    True
+    """
+    return alie(vectors, liars, rule, byzantine, rng, omega=omega, search=search, target="composition")

@@ -1,0 +1,64 @@
+"""Fall of empires, also called inner-product manipulation.
+
+Xie, Koyejo, Gupta. Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation. UAI 2020.
+The strength is searched for as Allouah et al. do (Fixing by Mixing, AISTATS 2023).
+"""
+# ruff: noqa: ARG001 (attacks share one signature)
+
+from typing import Any
+
+from numpy.random import Generator
+
+from cyber0.attacks.scene import Liars, Rule, observe
+from cyber0.attacks.strength import pushed
+
+__all__ = ["foe", "foe_nnm"]
+
+
+def foe(
+    vectors: Any,
+    liars: Liars,
+    rule: Rule,
+    byzantine: int,
+    rng: Generator,
+    *,
+    omega: float | None = None,
+    search: str | None = None,
+    target: str = "rule",
+) -> Any:
+    """All liars send (1 - omega) times the mean of the honest vectors.
+
+    `omega` fixes the strength; otherwise `search`, one of 'zoom' (the default), 'line', 'grid' and 'both', finds the
+    one that carries the `target` farthest from the honest mean: the 'rule' alone, or the whole 'composition'.
+
+    >>> import numpy as np
+    >>> from cyber0.aggregation import find
+    >>> votes = np.array([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0], [0.0, 0.0]])
+    >>> foe(votes, [3], find("nnm+cwtm"), 1, np.random.default_rng(0), omega=2)
+    array([[-2., -5.]])
+    """
+    scene = observe(vectors, liars)
+    return pushed(scene, -scene.mean, rule, byzantine, omega, search, target)
+
+
+def foe_nnm(
+    vectors: Any,
+    liars: Liars,
+    rule: Rule,
+    byzantine: int,
+    rng: Generator,
+    *,
+    omega: float | None = None,
+    search: str | None = None,
+) -> Any:
+    """`foe` that aims at the whole composition, pre-aggregations included.
+
+    >>> import numpy as np
+    >>> from cyber0.aggregation import find
+    >>> rng, rule = np.random.default_rng(0), find("nnm+cwtm")
+    >>> votes, liars = rng.normal(1.0, 1.0, (20, 8)), range(15, 20)
+    >>> lies = foe_nnm(votes, liars, rule, 5, rng)
+    >>> bool((lies == foe(votes, liars, rule, 5, rng, target="composition")).all())
+    True
+    """
+    return foe(vectors, liars, rule, byzantine, rng, omega=omega, search=search, target="composition")

@@ -1,0 +1,109 @@
+"""Lies of the form m + omega a: the honest mean, pushed along a direction as far as the rule can be made to follow."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from cyber0.attacks.scene import Rule, Scene, check_factor, namespace
+from cyber0.attacks.search import DEFAULT, SEARCHES
+from cyber0.errors import InvalidAttack
+
+__all__ = ["TARGETS", "distance_of", "pushed", "unit_of"]
+
+TARGETS = ("composition", "rule")
+HOST_BLOCK, DEVICE_BLOCK = 2**20, 2**25  # numbers handed to a rule at once, at most: what fits a cache, or a device
+LEAST = 1e-9  # of the spread of the honest vectors: a direction shorter than this counts as this long
+TINY = 1e-300  # divides instead of zero
+
+
+def pushed(
+    scene: Scene,
+    direction: Any,
+    rule: Rule,
+    byzantine: int,
+    omega: float | None,
+    search: str | None,
+    target: str,
+) -> Any:
+    """What the liars send: mean + omega direction, with the omega given or the one a search finds.
+
+    >>> import numpy as np
+    >>> from cyber0.aggregation import cwtm
+    >>> from cyber0.attacks.scene import observe
+    >>> pushed(observe(np.array([[1.0], [3.0], [0.0]]), [2]), np.array([1.0]), cwtm, 1, 5.0, None, "rule")
+    array([[7.]])
+    """
+    aim = _aim(rule, target)
+    _check(omega, search)
+    if len(scene.liars) == 0:
+        return scene.sent(scene.mean[..., None, :])
+    if omega is None:
+        distance = distance_of(scene, direction, aim, byzantine)
+        found = SEARCHES[search or DEFAULT](distance, unit_of(scene, direction))[0][..., None]
+    else:
+        found = float(omega)
+    return scene.sent((scene.mean + found * direction)[..., None, :])
+
+
+def distance_of(scene: Scene, direction: Any, rule: Rule, byzantine: int) -> Callable[[Any], Any]:
+    """The function a search maximises: how far from the honest mean the rule ends up, `[c, ...]` to `[c, ...]`.
+
+    >>> import numpy as np
+    >>> from cyber0.aggregation import mean
+    >>> from cyber0.attacks.scene import observe
+    >>> distance = distance_of(observe(np.array([[1.0], [3.0], [0.0]]), [2]), np.array([3.0]), mean, 1)
+    >>> distance(np.array([0.0, 1.0, 2.0]))
+    array([0., 1., 2.])
+    """
+    xp = namespace(scene.vectors)
+    block = HOST_BLOCK if str(scene.vectors.device) == "cpu" else DEVICE_BLOCK
+    step = max(1, block // math.prod(scene.vectors.shape))
+    true = scene.vectors if scene.scale is None else xp.astype(scene.given, xp.float64)
+    scale = 1.0 if scene.scale is None else scene.scale[..., 0]
+
+    def of_block(omegas: Any) -> Any:
+        votes = xp.asarray(xp.broadcast_to(true, (len(omegas), *true.shape)), copy=True)
+        lie = scene.mean + omegas[..., None] * direction
+        votes[..., scene.liars, :] = scene.in_range(lie[..., None, :])
+        return _length(rule(votes, byzantine) * scale - scene.mean)
+
+    def distance(omegas: Any) -> Any:
+        blocks = [of_block(omegas[first : first + step]) for first in range(0, len(omegas), step)]
+        return blocks[0] if len(blocks) == 1 else xp.concat(blocks)
+
+    return distance
+
+
+def unit_of(scene: Scene, direction: Any) -> Any:
+    """The omega that pushes a lie as far from the mean as an honest vector lies from it on average, `[...]`; or 1.
+
+    >>> import numpy as np
+    >>> from cyber0.attacks.scene import observe
+    >>> float(unit_of(observe(np.array([[1.0], [3.0], [0.0]]), [2]), np.array([0.1])).round(2))
+    14.14
+    """
+    spread, reach = _length(scene.deviation), _length(direction)
+    xp = namespace(spread)
+    unit = spread / xp.maximum(xp.maximum(reach, spread * LEAST), xp.full_like(spread, TINY))
+    return xp.where(unit > 0, unit, xp.ones_like(unit))
+
+
+def _length(vectors: Any) -> Any:
+    xp = namespace(vectors)
+    return xp.sqrt(xp.sum(vectors * vectors, axis=-1))
+
+
+def _aim(rule: Rule, target: str) -> Rule:
+    if target not in TARGETS:
+        raise InvalidAttack(f"target = {target!r}: aim at the 'rule' alone, or at the whole 'composition'")
+    return rule if target == "composition" else getattr(rule, "rule", rule)
+
+
+def _check(omega: float | None, search: str | None) -> None:
+    if search is not None and search not in SEARCHES:
+        raise InvalidAttack(f"search = {search!r}: use one of {', '.join(sorted(SEARCHES))}")
+    if omega is None:
+        return
+    if search is not None:
+        raise InvalidAttack(f"omega = {omega!r} and search = {search!r}: give one of them")
+    check_factor("omega", omega)

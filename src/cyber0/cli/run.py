@@ -1,0 +1,122 @@
+"""`cyber0 run`: one simulated federation, from a recipe, from options, or from both."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cyber0.config import RunConfig, load, merged
+from cyber0.errors import InvalidConfig
+from cyber0.extras import require
+
+__all__ = ["run", "with_config_options"]
+
+
+def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each key of a configuration; those not given stay None.
+
+    The command's own parameters come first; it takes the others as `**options`.
+    """
+    own = [p for p in Signature.from_callable(command).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    for name, field in RunConfig.model_fields.items():
+        default = "none" if field.default is None else str(field.default)
+        option = typer.Option(help=field.description, show_default=default)
+        annotation = Annotated[_plain(field.annotation) | None, option]
+        own.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    command.__signature__ = Signature(own)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+    return command
+
+
+def _plain(annotation: Any) -> Any:
+    """int, float or str: the configuration itself checks the rest."""
+    for part in (annotation, *get_args(annotation)):
+        if part in (int, float, str):
+            return part
+    return str if get_origin(annotation) is not None else annotation
+
+
+@with_config_options
+def run(
+    recipe: Annotated[Path | None, typer.Argument(help="A recipe in TOML: the options below, as keys.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the results.", show_default=False)] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the run in this folder, to the same model.", show_default=False)
+    ] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show the configuration and stop.")] = False,
+    **options: Any,
+) -> None:
+    """Simulate a federation. Without options: the paper's MNIST study, without an attack."""
+    given = {name: value for name, value in options.items() if value is not None}
+    config = _configuration(recipe, given, out, resume)
+    if print_config:
+        typer.echo(config.to_toml(), nl=False)
+        return
+    require("torch", extra="train")
+    _simulate(config, resume or out, resuming=resume is not None)
+
+
+def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None, resume: Path | None) -> RunConfig:
+    if resume is None:
+        return merged(load(recipe) if recipe else {}, given)
+    if recipe or given or out:
+        raise InvalidConfig(f"--resume {resume} takes its configuration from that folder: give no other")
+    from cyber0.simulation.folder import Folder
+
+    return Folder.configuration(resume)
+
+
+def _simulate(config: RunConfig, folder: Path | None, *, resuming: bool) -> None:
+    from cyber0.simulation.run import run as simulate
+
+    console = Console(soft_wrap=True)
+    try:
+        with _watching(console, config) as watch:
+            summary = simulate(config, folder, resume=resuming, watch=watch)
+    except KeyboardInterrupt:
+        again = (
+            f"continue with: cyber0 run --resume {folder}" if folder else "nothing was kept: name a folder with --out"
+        )
+        console.print(f"stopped; {again}", markup=False, highlight=False)
+        raise typer.Exit(130) from None
+    for name, value in summary.items():
+        console.print(f"{name:24} {_readable(name, value)}", markup=False, highlight=False)
+    if folder:
+        console.print(f"{'written to':24} {folder}", markup=False, highlight=False)
+
+
+@contextmanager
+def _watching(console: Console, config: RunConfig) -> Any:
+    """A live display on a terminal; nothing elsewhere."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(
+            "accuracy {task.fields[accuracy]:.1%}  loss {task.fields[loss]:.3f}  {task.fields[sent]:,.1f} kB sent"
+        ),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        name = f"{config.algorithm} {config.rule} against {config.attack}"
+        bar = progress.add_task(name, total=config.rounds, accuracy=0.0, loss=0.0, sent=0.0)
+
+        def watch(played: Any, line: dict[str, Any]) -> None:
+            sent = line["bytes_up_per_client"] / 1e3
+            done = played.number + 1
+            progress.update(bar, completed=done, accuracy=line["accuracy"], loss=line["loss"], sent=sent)
+
+        yield watch
+
+
+def _readable(name: str, value: Any) -> str:
+    if name.endswith("accuracy"):
+        return f"{value:.2%}"
+    if name.startswith("bytes"):
+        return f"{value / 1e3:,.1f} kB"
+    return f"{value:,.6g}" if isinstance(value, float) else str(value)

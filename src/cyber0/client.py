@@ -1,0 +1,85 @@
+"""What a client does in a round: drift from the global model along the plan's directions, and say how.
+
+This is the code a client of a real federation runs, and the simulator's `sequential` engine.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0.directions import COMPRESSED_EPOCH, Backend, combine, project
+from cyber0.directions.select import on_device
+from cyber0.estimate import Losses, estimate
+from cyber0.parameters import Parameters
+from cyber0.plan import Plan, summed
+
+__all__ = ["Client"]
+
+
+class Client:
+    """A client's side of a federation: its copy of the global model, and its own data behind `batch(round, epoch)`.
+
+    >>> import torch
+    >>> from cyber0.plan import Plan
+    >>> model = torch.nn.Linear(3, 1)
+    >>> def losses(model, batch):
+    ...     return model(batch).square().squeeze(1)
+    >>> plan = Plan(seed=1, directions=4, local_epochs=2, scheme="unbiased", mu=1e-3, learning_rate=0.1)
+    >>> client = Client(Parameters.of(model), losses, lambda round, epoch: torch.ones(5, 3), plan)
+    >>> client.vote(round=0).shape
+    (2, 4)
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        losses: Losses,
+        batch: Callable[[int, int], Any],
+        plan: Plan,
+        backend: str | Backend | None = None,
+    ) -> None:
+        self.parameters, self.losses, self.batch, self.plan, self.backend = parameters, losses, batch, plan, backend
+        self._local = parameters
+        if plan.local_epochs > 1 and parameters.module is not None:
+            self._local = Parameters.of(deepcopy(parameters.module))
+
+    def vote(self, round: int) -> NDArray[np.float32]:  # noqa: A002
+        """The scalars to send for a round, [rows, directions] (Alg. 1, lines 4 to 10). The global model stays."""
+        plan, local = self.plan, self._reset()
+        steps: list[NDArray[np.float32]] = []
+        for epoch in range(plan.local_epochs):
+            keys = plan.keys(round, plan.epoch(epoch))
+            options: dict[str, Any] = {"mu": plan.mu, "family": plan.family, "backend": self.backend}
+            steps.append(estimate(local, self.losses, self.batch(round, epoch), keys, **options))
+            if epoch + 1 < plan.local_epochs:
+                local.apply(plan.step(round, epoch, steps[-1]), self.backend)
+        return self._message(round, steps)
+
+    def _reset(self) -> Parameters:
+        """The local model, back at the global one."""
+        if self._local is not self.parameters:
+            for (_, local), (_, flat) in zip(self._local, self.parameters, strict=True):
+                local.copy_(flat)
+        return self._local
+
+    def _message(self, round: int, steps: list[NDArray[np.float32]]) -> NDArray[np.float32]:  # noqa: A002
+        if self.plan.scheme == "unbiased":
+            return np.stack(steps)
+        if self.plan.scheme == "biased":
+            return summed(steps)[None]
+        return self._projected(round, np.concatenate(steps))[None]
+
+    def _projected(self, round: int, scalars: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: A002
+        """The whole local update, projected on the round's own directions."""
+        plan, size = self.plan, self.parameters.size
+        keys = [key for epoch in range(plan.local_epochs) for key in plan.keys(round, epoch)]
+        where: dict[str, Any] = {"family": plan.family, "dimension": size, "backend": self.backend}
+        totals = np.zeros(plan.directions)
+        for entry, flat in self.parameters:
+            update = combine(keys, scalars, entry.size, start=entry.start, device=on_device(flat), **where)
+            part = project(update, plan.keys(round, COMPRESSED_EPOCH), start=entry.start, **where)
+            totals += part.cpu().numpy()
+        return (totals * plan.projection(size)).astype(np.float32)

@@ -1,0 +1,82 @@
+"""The clients of a simulated federation: who holds which samples, who lies, who takes part in a round."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cyber0.tasks.batches import positions
+from cyber0.tasks.dataset import Dataset
+
+__all__ = ["Population", "participants"]
+
+Indices = NDArray[np.int64]
+AHEAD = 32  # rounds whose batches are drawn in one call: as cheap as one
+
+
+def participants(seed: int, t: int, clients: int, participation: float, dropout: float) -> Indices:
+    """Who takes part in round t: a fraction of the clients drawn by seed, less those who drop out.
+
+    >>> participants(seed=0, t=0, clients=10, participation=0.5, dropout=0.0)
+    array([0, 1, 2, 5, 8])
+    """
+    if participation == 1 and dropout == 0:
+        return np.arange(clients)
+    rng = np.random.default_rng([seed, t, 0x50415254])  # "PART"
+    invited = rng.permutation(clients)[: max(1, round(participation * clients))]
+    return np.sort(invited[rng.random(len(invited)) >= dropout])
+
+
+@dataclass(eq=False)
+class Population:
+    """All clients' data in the memory of one device, and the batches they draw from it.
+
+    The last `byzantine` clients are liars; `corrupt_labels` is what they do to their labels, if anything.
+    """
+
+    dataset: Dataset
+    shares: list[Indices]
+    byzantine: int
+    batch: int
+    local_epochs: int
+    seed: int
+    device: torch.device
+    corrupt_labels: Callable[[Any, int], Any] | None = None
+    _drawn: dict[int, Indices] = field(default_factory=dict[int, Indices], init=False)
+
+    def __post_init__(self) -> None:
+        labels = self.dataset.train_labels.copy()
+        if self.corrupt_labels is not None and self.byzantine:
+            held = np.concatenate(self.shares[-self.byzantine :])
+            labels[held] = self.corrupt_labels(labels[held], self.dataset.classes)
+        self.inputs = torch.as_tensor(self.dataset.train_inputs).to(self.device)
+        self.labels = torch.as_tensor(labels).to(self.device)
+        self._samples = np.concatenate(self.shares)
+        self._counts = np.array([len(share) for share in self.shares])
+        self._starts = np.cumsum(self._counts) - self._counts
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return len(self.shares)
+
+    def liars(self, present: Indices) -> Indices:
+        """The rows of `present` that are Byzantine."""
+        return np.flatnonzero(present >= self.clients - self.byzantine)
+
+    def batches(self, t: int, epoch: int, present: Indices) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batches of one local step: inputs [clients, batch, ...] and labels [clients, batch]."""
+        chosen = torch.from_numpy(self._indices(t)[epoch, present]).to(self.device)  # pyright: ignore
+        return self.inputs[chosen], self.labels[chosen]
+
+    def _indices(self, t: int) -> Indices:
+        """The samples of round t, [local epochs, clients, batch]: `batch_indices` of each client."""
+        if t not in self._drawn:
+            rounds, epochs = np.arange(t, t + AHEAD), np.arange(self.local_epochs)
+            keys = np.arange(self.clients), rounds[:, None, None], epochs[:, None]
+            found = self._samples[self._starts[:, None] + positions(self.seed, *keys, self._counts, self.batch)]
+            self._drawn = dict(zip(rounds.tolist(), found, strict=True))
+        return self._drawn[t]

@@ -1,0 +1,134 @@
+"""The round loop: one round reads like the paper's Algorithm 1."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cyber0 import aggregation, attacks
+from cyber0.config import RunConfig
+from cyber0.errors import InvalidConfig
+from cyber0.parameters import Parameters
+from cyber0.simulation.learners import Batched, FedAvg, Learner, Sequential
+from cyber0.simulation.population import Indices, Population, participants
+from cyber0.tasks import partition
+from cyber0.tasks.task import Task, evaluate
+from cyber0.tasks.task import find as find_task
+
+__all__ = ["Round", "Simulation"]
+
+LEARNERS = {"batched": Batched, "sequential": Sequential}
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happened in a round: its number, who voted and was admitted, and the aggregate, None where too few were."""
+
+    number: int
+    present: int
+    admitted: int
+    aggregate: NDArray[np.float32] | None
+
+
+class Simulation:
+    """A federation made of a configuration; `play()` it round by round.
+
+    >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
+    >>> [round.admitted for round in simulation.play()]
+    [5, 5]
+    >>> accuracy, loss = simulation.evaluate()
+    >>> 0 <= accuracy <= 1
+    True
+    """
+
+    def __init__(self, config: RunConfig, task: Task | None = None) -> None:
+        self.config = config
+        self.rule = aggregation.find(config.rule)
+        self.attack = attacks.find(config.attack)
+        _check_rule(self.rule, config)
+        self.device = _device(config.device)
+        self.task = task or find_task(config.task)(None if config.data is None else Path(config.data), config.source)
+        self.population = self._populate()
+        self.parameters = Parameters.of(self.task.build(config.seed).to(self.device).eval())
+        self.learner = self._learner()
+        self.rounds = 0
+        self._test = tuple(
+            torch.as_tensor(part).to(self.device)
+            for part in (self.task.dataset.test_inputs, self.task.dataset.test_labels)
+        )
+
+    def play(self) -> Iterator[Round]:
+        """Play the rounds that are left, one at a time."""
+        while self.rounds < self.config.rounds:
+            result = self.play_round(self.rounds)
+            self.rounds += 1
+            yield result
+
+    def play_round(self, t: int) -> Round:
+        """One round (Alg. 1)."""
+        config = self.config
+        present = participants(config.seed, t, config.clients, config.participation, config.dropout)
+        if len(present) <= 2 * config.byzantine:
+            return Round(t, len(present), 0, None)
+        votes = self._attacked(t, self.learner.votes(t, present), present)  # lines 3 to 11, and the liars
+        votes = votes[:, np.isfinite(votes).all(axis=(0, 2))]  # admission: what is not finite is no vote
+        if votes.shape[1] <= 2 * config.byzantine:
+            return Round(t, len(present), votes.shape[1], None)
+        aggregate = self.rule(votes.astype(np.float64), config.byzantine).astype(np.float32)  # line 12
+        self.learner.advance(t, aggregate)  # lines 13 and 14
+        return Round(t, len(present), votes.shape[1], aggregate)
+
+    def replay(self, aggregates: NDArray[np.float32]) -> None:
+        """Take rounds from what was aggregated in them, [rounds, rows, k]; a round of NaN changed nothing."""
+        for aggregate in aggregates:
+            if np.isfinite(aggregate).all():
+                self.learner.advance(self.rounds, aggregate)
+            self.rounds += 1
+
+    def evaluate(self) -> tuple[float, float]:
+        """Accuracy and mean loss of the global model on the test samples."""
+        model: Any = self.parameters.module
+        return evaluate(model, self._test, self.device)  # pyright: ignore[reportArgumentType]
+
+    def _attacked(self, t: int, votes: NDArray[np.float32], present: Indices) -> NDArray[np.float32]:
+        liars = self.population.liars(present)
+        if len(liars) == 0:
+            return votes
+        rng = np.random.default_rng([self.config.seed, t, 0x41545441])  # "ATTA"
+        told = attacks.mount(self.attack, votes.astype(np.float64), liars, self.rule, self.config.byzantine, rng)
+        with np.errstate(over="ignore"):
+            return told.astype(np.float32)
+
+    def _populate(self) -> Population:
+        config, dataset = self.config, self.task.dataset
+        skewed = config.partition.startswith("dirichlet") and "alpha" not in config.partition
+        options: dict[str, Any] = {"alpha": config.alpha} if skewed else {}
+        shares = partition.split(config.partition, dataset.train_labels, config.clients, config.seed, **options)
+        corrupt = getattr(self.attack, "corrupt_labels", None)
+        sizes = config.batch, config.local_epochs, config.seed
+        return Population(dataset, shares, config.byzantine, *sizes, self.device, corrupt)
+
+    def _learner(self) -> Learner:
+        make = FedAvg if self.config.algorithm == "fedavg" else LEARNERS[self.config.engine]
+        return make(self.task, self.parameters, self.population, self.config.plan)
+
+
+def _check_rule(rule: Any, config: RunConfig) -> None:
+    """Refuse at once a rule that needs more clients than there are."""
+    present = round(config.participation * config.clients)
+    rule(np.zeros((max(present, 2 * config.byzantine + 1), 1)), config.byzantine)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidConfig(f"device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device

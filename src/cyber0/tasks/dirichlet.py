@@ -1,0 +1,82 @@
+"""How many samples of each label each client holds, by Dirichlet draws.
+
+Arrays of counts are [clients, classes]; `samples` is how many there are of each label.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["by_client", "by_label", "deal", "fill_empty"]
+
+Indices = NDArray[np.int64]
+
+
+def by_label(samples: Indices, clients: int, alpha: float, generator: np.random.Generator) -> Indices:
+    """Each label's samples, cut where the running sum of the clients' shares falls.
+
+    >>> by_label(np.array([100, 100]), 3, 1e6, np.random.default_rng(0)).tolist()
+    [[33, 33], [34, 34], [33, 33]]
+    """
+    shares = generator.dirichlet(np.full(clients, alpha), size=len(samples))
+    cuts = np.rint(np.minimum(np.cumsum(shares, axis=1), 1) * samples[:, None]).astype(np.int64)
+    cuts[:, -1] = samples
+    return np.diff(cuts, axis=1, prepend=0).T
+
+
+def by_client(samples: Indices, clients: int, alpha: float, generator: np.random.Generator) -> Indices:
+    """All clients ask by their mixtures of labels, again and again until every sample has an owner.
+
+    A pass either satisfies everybody or uses up a label, so there are at most as many passes as labels, and one.
+
+    >>> by_client(np.array([100, 100]), 4, 1e-3, np.random.default_rng(0)).sum(axis=1).tolist()
+    [50, 50, 50, 50]
+    """
+    mixtures = generator.dirichlet(np.full(len(samples), alpha), size=clients)
+    counts = np.zeros((clients, len(samples)), dtype=np.int64)
+    needs, left = np.diff(np.arange(clients + 1) * samples.sum() // clients), samples.copy()
+    while needs.any():
+        wishes = generator.multinomial(needs, _among(mixtures, left))
+        for label in np.flatnonzero(wishes.sum(axis=0) > left):
+            wishes[:, label] = generator.multivariate_hypergeometric(wishes[:, label], left[label], method="marginals")
+        counts += wishes
+        needs, left = needs - wishes.sum(axis=1), left - wishes.sum(axis=0)
+    return counts
+
+
+def _among(mixtures: NDArray[np.float64], left: Indices) -> NDArray[np.float64]:
+    """The mixtures over the labels left; a client with no weight on any of them takes what there is."""
+    weights = mixtures * (left > 0)
+    weights = np.where(weights.sum(axis=1, keepdims=True) > 0, weights, left / left.sum())
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def fill_empty(counts: Indices) -> Indices:
+    """Give each client without a sample one of the label that the largest holder has most of.
+
+    >>> fill_empty(np.array([[9, 1], [0, 0]])).tolist()
+    [[8, 1], [1, 0]]
+    """
+    counts = counts.copy()
+    for client in np.flatnonzero(counts.sum(axis=1) == 0):
+        giver = counts.sum(axis=1).argmax()
+        label = counts[giver].argmax()
+        counts[giver, label] -= 1
+        counts[client, label] += 1
+    return counts
+
+
+def deal(known: NDArray[Any], classes: NDArray[Any], counts: Indices, generator: np.random.Generator) -> list[Indices]:
+    """The samples themselves: those of each label, shuffled and cut by the counts.
+
+    >>> known = np.array([5, 5, 7])
+    >>> deal(known, np.array([5, 7]), np.array([[2, 0], [0, 1]]), np.random.default_rng(0))
+    [array([0, 1]), array([2])]
+    """
+    hands: list[list[Indices]] = [[] for _ in counts]
+    for label, column in zip(classes, counts.T, strict=True):
+        mixed = generator.permutation(np.flatnonzero(known == label))
+        for hand, piece in zip(hands, np.split(mixed, np.cumsum(column)[:-1]), strict=True):
+            hand.append(piece)
+    return [np.sort(np.concatenate(hand)) for hand in hands]

@@ -1,0 +1,88 @@
+"""Small models for 28 x 28 images, built from a seed: the same bits on every machine, torch's generators untouched."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cyber0.directions import DirectionKey, sample
+
+__all__ = ["cnn", "initialise", "logistic", "mlp"]
+
+INITIAL_ROUND = 2**32 - 1  # the round whose direction gives the initial weights: none that a run reaches
+
+
+def logistic(seed: int = 0, *, inputs: int = 784, classes: int = 10) -> nn.Module:
+    """Logistic regression with a bias, all zeros at the start, whatever the seed.
+
+    >>> sum(p.numel() for p in logistic(seed=0).parameters())
+    7850
+    """
+    del seed
+    model = _allocated(lambda: nn.Linear(inputs, classes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
+
+
+def mlp(seed: int = 0, *, inputs: int = 784, hidden: int = 64, classes: int = 10) -> nn.Module:
+    """One hidden layer with a hyperbolic tangent.
+
+    >>> sum(p.numel() for p in mlp(seed=0).parameters())
+    50890
+    """
+    model = _allocated(lambda: nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, classes)))
+    return initialise(model, seed)
+
+
+def cnn(seed: int = 0, *, classes: int = 10) -> nn.Module:
+    """Two strided 5 x 5 convolutions of 8 and 16 channels and a linear layer; no dropout, no normalisation.
+
+    >>> model = cnn(seed=0)
+    >>> model(torch.zeros(3, 784)).shape, sum(p.numel() for p in model.parameters())
+    (torch.Size([3, 10]), 11274)
+    """
+    model = _allocated(
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 28, 28)),
+            nn.Conv2d(1, 8, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16 * 7 * 7, classes),
+        )
+    )
+    return initialise(model, seed)
+
+
+def initialise(model: nn.Module, seed: int) -> nn.Module:
+    """Weights from the direction stream over sqrt(fan-in), biases zero; returns the model.
+
+    Coordinate p of the flat parameter vector takes coordinate p of a Gaussian direction that no round uses.
+
+    >>> layer = initialise(nn.Linear(400, 2), seed=7)
+    >>> layer.weight.std().item() < 0.06, layer.bias.tolist()
+    (True, [0.0, 0.0])
+    """
+    key = DirectionKey(seed, INITIAL_ROUND)
+    start = 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+            if parameter.ndim > 1:
+                z = sample(key, parameter.numel(), start)
+                z *= np.float32(1 / math.sqrt(parameter[0].numel()))
+                parameter.copy_(torch.as_tensor(z).view(parameter.shape))
+            start += parameter.numel()
+    return model
+
+
+def _allocated(make: Any) -> Any:
+    """A module whose parameters hold no values yet: made where its own initialisation draws no random numbers."""
+    with torch.device("meta"):
+        model: Any = make()
+    return model.to_empty(device="cpu")

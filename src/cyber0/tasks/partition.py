@@ -1,0 +1,166 @@
+"""Who holds which samples.
+
+A partition is a plain callable:
+
+    partition(labels, clients, seed, **options) -> one sorted array of sample indices for each client
+
+Every sample goes to one client, every client gets at least one, and the same seed gives the same partition.
+"""
+
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cyber0 import names
+from cyber0.errors import InvalidData, UnknownName
+from cyber0.tasks.dirichlet import by_client, by_label, deal, fill_empty
+
+__all__ = ["PARTITIONS", "Partition", "count", "dirichlet", "find", "iid", "shards", "split"]
+
+Indices = NDArray[np.int64]
+Partition = Callable[..., list[Indices]]
+DOMAIN = 0x50415254  # "PART": other draws of the same seed are independent of these
+
+
+def iid(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
+    """Shuffle, and deal equal parts: they differ by one sample at most.
+
+    >>> [part.tolist() for part in iid([0, 1, 2, 3, 4], clients=2, seed=0)]
+    [[0, 3, 4], [1, 2]]
+    """
+    known, generator = _enter(labels, clients, seed)
+    return [np.sort(part) for part in np.array_split(generator.permutation(len(known)), clients)]
+
+
+def dirichlet(labels: ArrayLike, clients: int, seed: int, *, alpha: float = 0.1, per: str = "label") -> list[Indices]:
+    """Unequal holdings: the smaller `alpha`, the fewer labels a client has most of its samples from.
+
+    per="label" (Yurochkin et al., 2019): the samples of each label are cut by shares over the clients, drawn from a
+    symmetric Dirichlet distribution; clients differ in size too. per="client" (Hsu et al., 2019): each client draws
+    its mixture of labels and gets an equal number of samples by it, as far as each label lasts; where clients ask for
+    more of a label than there is, chance decides who gets it, and the others ask again among the labels left.
+
+    Either way, a client left without a sample gets one of the label that the largest holder has most of.
+
+    >>> labels = np.repeat([0, 1], 500)
+    >>> count(labels, dirichlet(labels, clients=3, seed=0, alpha=0.1)).tolist()
+    [[500, 95], [0, 219], [0, 186]]
+    >>> count(labels, dirichlet(labels, clients=3, seed=0, alpha=100.0)).tolist()
+    [[155, 161], [178, 157], [167, 182]]
+    >>> count(labels, dirichlet(labels, clients=4, seed=0, alpha=0.1, per="client")).tolist()
+    [[250, 0], [46, 204], [156, 94], [48, 202]]
+    """
+    known, generator = _enter(labels, clients, seed)
+    if not 0 < alpha < np.inf:
+        raise InvalidData(f"alpha = {alpha}: the concentration of a Dirichlet distribution is greater than 0")
+    if per not in ("label", "client"):
+        raise UnknownName("kind of Dirichlet partition (per)", per, ["label", "client"])
+    classes, samples = np.unique(known, return_counts=True)
+    draw = by_label if per == "label" else by_client
+    counts = fill_empty(draw(samples, clients, alpha, generator))
+    return deal(known, classes, counts, generator)
+
+
+def shards(labels: ArrayLike, clients: int, seed: int, *, per_client: int = 2) -> list[Indices]:
+    """Sort by label, cut into equal shards, and deal each client `per_client` of them (McMahan et al., 2017).
+
+    >>> labels = np.repeat([0, 1, 2, 3], 50)
+    >>> count(labels, shards(labels, clients=2, seed=0)).tolist()
+    [[0, 50, 50, 0], [50, 0, 0, 50]]
+    """
+    known, generator = _enter(labels, clients, seed)
+    pieces = clients * per_client
+    if per_client < 1 or pieces > len(known):
+        raise InvalidData(
+            f"per_client = {per_client}: {clients} clients need {pieces} shards of one sample or more, "
+            f"and there are {len(known)} samples"
+        )
+    mixed = generator.permutation(len(known))
+    ordered = np.array_split(mixed[np.argsort(known[mixed], kind="stable")], pieces)
+    hands: list[list[int]] = generator.permutation(pieces).reshape(clients, per_client).tolist()
+    return [np.sort(np.concatenate([ordered[shard] for shard in hand])) for hand in hands]
+
+
+PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet, "iid": iid, "shards": shards}
+
+
+def find(name: str | Partition) -> Partition:
+    """The partition of a name, with its options; a callable of yours as `package.module:object`.
+
+    >>> find("dirichlet(alpha=1)").keywords
+    {'alpha': 1}
+    >>> find("iit")
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown partition 'iit': use one of dirichlet, iid, shards (did you mean 'iid'?)
+    """
+    return names.find("partition", name, PARTITIONS)
+
+
+def split(how: str | Partition, labels: ArrayLike, clients: int, seed: int, **options: Any) -> list[Indices]:
+    """Partition by a name or a callable, yours too, and refuse a result that is no partition.
+
+    >>> [len(part) for part in split("dirichlet", [0, 0, 0, 1, 1], clients=2, seed=1, alpha=0.5)]
+    [4, 1]
+    >>> split("iid", [0, 0, 0, 1, 1], clients=2, seed=0, alpha=0.5)
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown option of the partition 'alpha': use one of (it has none)
+    >>> split(lambda labels, clients, seed: [[0, 1], [1]], [5, 6], clients=2, seed=0)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidData: the partition must give each of the 2 samples to one client: it gives away 3, 2 of them \
+different
+    """
+    found = find(how)
+    _check_options(found, options)
+    parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found(labels, clients, seed, **options)]
+    _check_parts(parts, len(np.asarray(labels)), clients)
+    return parts
+
+
+def count(labels: ArrayLike, parts: Sequence[Indices], classes: int | None = None) -> NDArray[np.int64]:
+    """How many samples of each label each client holds: [clients, classes].
+
+    >>> count([0, 1, 1], [np.array([0, 2]), np.array([1])]).tolist()
+    [[1, 1], [0, 1]]
+    """
+    known = np.asarray(labels)
+    width = int(known.max()) + 1 if classes is None else classes
+    return np.stack([np.bincount(known[part], minlength=width) for part in parts])
+
+
+def _enter(labels: ArrayLike, clients: int, seed: int) -> tuple[NDArray[Any], np.random.Generator]:
+    known = np.asarray(labels)
+    if known.ndim != 1:
+        raise InvalidData(f"labels of shape {known.shape} cannot be dealt out: one label for each sample is needed")
+    if clients < 1:
+        raise InvalidData(f"clients = {clients}: at least one is needed")
+    if len(known) < clients:
+        raise InvalidData(f"{len(known)} samples are too few for {clients} clients: each needs at least one")
+    if not 0 <= seed < 2**64:
+        raise InvalidData(f"seed = {seed} is out of range: it must be an integer from 0 to 2**64 - 1")
+    return known, np.random.default_rng((seed, DOMAIN))
+
+
+def _check_options(found: Partition, options: dict[str, Any]) -> None:
+    parameters = signature(found).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    for option in options:
+        if option not in known:
+            raise UnknownName("option of the partition", option, known or ["(it has none)"])
+
+
+def _check_parts(parts: list[Indices], samples: int, clients: int) -> None:
+    if len(parts) != clients or min(map(len, parts)) == 0:
+        sizes = [len(part) for part in parts]
+        raise InvalidData(f"the partition must give each of {clients} clients a sample: its parts have {sizes}")
+    given = np.concatenate(parts)
+    different = len(np.unique(given))
+    if len(given) != samples or different != samples or not 0 <= given.min() <= given.max() < samples:
+        raise InvalidData(
+            f"the partition must give each of the {samples} samples to one client: it gives away {len(given)}, "
+            f"{different} of them different"
+        )

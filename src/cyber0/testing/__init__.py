@@ -1,0 +1,12 @@
+"""The contract of a rule, as a test: `check_rule` puts yours through what every rule of this library passes.
+
+Plain functions that raise AssertionError, for pytest or anything else. torch is tested where it is installed.
+
+>>> from cyber0.aggregation import find
+>>> check_rule(find("nnm+cwtm"), n=7, byzantine=2, kappa=3.0)
+"""
+
+from cyber0.testing.contract import check_rule, inputs
+from cyber0.testing.robustness import WorstCase, measured_kappa, worst_case
+
+__all__ = ["WorstCase", "check_rule", "inputs", "measured_kappa", "worst_case"]

@@ -1,0 +1,218 @@
+"""Each rule is its definition, written out slowly; the same bits with and without the compiled part; large inputs."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from cyber0.aggregation import PREAGGREGATIONS, RULES, distances, door, find, geometric_median, krum, nnm
+from cyber0.aggregation.blocks import COLUMNS
+from cyber0.aggregation.choice import ranks
+from cyber0.testing import inputs
+
+torch = pytest.importorskip("torch")
+
+NAMES = [*RULES, *(f"{pre}+cwtm" for pre in PREAGGREGATIONS)]
+
+
+REALS = st.floats(-100, 100)
+
+
+@st.composite
+def problems(draw, values=REALS):
+    n = draw(st.integers(1, 9))
+    k = draw(st.integers(1, 4))
+    return draw(arrays(np.float64, (n, k), elements=values)), draw(st.integers(0, (n - 1) // 2))
+
+
+def square(x):
+    return float((x * x).sum())
+
+
+def slow_cwtm(v, b):
+    return np.array([np.mean(sorted(column)[b : len(v) - b]) for column in v.T])
+
+
+def slow_meamed(v, b):
+    means = []
+    for column in v.T:
+        middle = np.median(column)
+        means.append(np.mean(sorted(column, key=lambda x: (abs(x - middle), x))[: len(v) - b]))
+    return np.array(means)
+
+
+def slow_scores(v, b):
+    return [sum(sorted(square(x - y) for y in v)[1 : len(v) - b]) for x in v]
+
+
+def slow_krum(v, b):
+    return np.array(min(zip(slow_scores(v, b), v.tolist(), strict=True))[1])
+
+
+def slow_multikrum(v, b):
+    best = sorted(zip(slow_scores(v, b), v.tolist(), strict=True))[: len(v) - b]
+    return np.mean([row for _, row in best], axis=0)
+
+
+def slow_nnm(v, b):
+    return np.array(
+        [np.mean(sorted(v.tolist(), key=lambda y: (square(x - np.array(y)), y))[: len(v) - b], axis=0) for x in v]
+    )
+
+
+def slow_minimum_diameter(v, b):
+    def badness(rows):
+        distances = [square(np.subtract(x, y)) for x, y in combinations(rows, 2)] or [0.0]
+        return max(distances), sum(distances)
+
+    return np.mean(min(combinations(sorted(v.tolist()), len(v) - b), key=badness), axis=0)
+
+
+SLOW = {
+    "mean": lambda v, _b: v.mean(axis=0),
+    "median": lambda v, _b: np.median(v, axis=0),
+    "cwtm": slow_cwtm,
+    "meamed": slow_meamed,
+    "krum": slow_krum,
+    "multikrum": slow_multikrum,
+    "minimum_diameter": slow_minimum_diameter,
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+@given(problem=problems(st.integers(-3, 3)))
+def test_a_rule_is_its_definition_with_many_ties(name: str, problem) -> None:
+    vectors, byzantine = problem
+    assert np.allclose(RULES[name](vectors, byzantine), SLOW[name](vectors, byzantine))
+
+
+@given(problems(st.integers(-3, 3)))
+def test_nnm_is_its_definition_with_many_ties(problem) -> None:
+    vectors, byzantine = problem
+    assert np.allclose(nnm(vectors, byzantine), slow_nnm(vectors, byzantine))
+
+
+@given(problems(st.integers(-2, 2)), st.randoms())
+def test_krum_picks_the_same_vector_in_any_order(problem, random) -> None:
+    vectors, byzantine = problem
+    order = random.sample(range(len(vectors)), len(vectors))
+    for power in (1, 2):
+        assert krum(vectors, byzantine, power=power).tobytes() == krum(vectors[order], byzantine, power=power).tobytes()
+
+
+@pytest.mark.parametrize("name", ["median", "cwtm", "meamed", "multikrum", "nnm+cwtm", "nnm+krum", "nnm+meamed"])
+@given(problem=problems(), random=st.randoms())
+@settings(max_examples=20)
+def test_the_order_of_the_vectors_changes_no_bit_of_these(name: str, problem, random) -> None:
+    vectors, byzantine = problem
+    order = random.sample(range(len(vectors)), len(vectors))
+    assert find(name)(vectors, byzantine).tobytes() == find(name)(vectors[order], byzantine).tobytes()
+
+
+@given(problems(st.sampled_from([-1.0, -0.0, 0.0, 1.0])))
+def test_ranks_are_lexicographic(problem) -> None:
+    vectors, _ = problem
+    rows = [tuple(row) for row in vectors.tolist()]
+    assert ranks(vectors).tolist() == [sum(other < row for other in rows) for row in rows]
+
+
+@given(problems())
+def test_no_point_nearby_has_a_smaller_sum_of_distances_than_the_geometric_median(problem) -> None:
+    vectors, byzantine = problem
+    point = geometric_median(vectors, byzantine, tolerance=1e-9, iterations=2000)
+    least = np.linalg.norm(vectors - point, axis=1).sum()
+    for other in (*vectors, *(point + step for step in np.random.default_rng(0).standard_normal((20, len(point))))):
+        assert least <= np.linalg.norm(vectors - other, axis=1).sum() * (1 + 1e-4) + 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(st.integers(-900, 900), st.integers(0, 2**32))
+@settings(max_examples=20)
+def test_rules_commute_with_powers_of_two_to_the_ends_of_the_range(name: str, exponent: int, seed: int) -> None:
+    vectors = np.random.default_rng(seed).standard_normal((11, 3)).astype(np.float32).astype(np.float64)
+    rule = find(name)
+    assert np.allclose(rule(vectors * 2.0**exponent, 2) * 2.0**-exponent, rule(vectors, 2), rtol=1e-6, atol=1e-9)
+
+
+def test_distances_do_not_cancel() -> None:
+    """Krum picks the same vector near 5 as near 0, however small the differences."""
+    steps = np.random.default_rng(0).integers(-1000, 1000, (50, 13, 8))
+    near_zero, far = krum(steps * 2.0**-40, 3), krum(5 + steps * 2.0**-40, 3)
+    assert (far - 5 == near_zero).all()
+
+
+@pytest.mark.parametrize("k", [1, 3, 33, COLUMNS + 40])
+@pytest.mark.parametrize("name", ["krum", "multikrum", "nnm+cwtm"])
+def test_the_bits_are_the_same_without_a_compiler(name: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(k).standard_normal((2, 17, k))
+    rule = find(name)
+    compiled, squared = rule(vectors, 4), distances.squared_distances(vectors)
+    monkeypatch.setattr(distances, "_library", lambda: None)
+    assert rule(vectors, 4).tobytes() == compiled.tobytes()
+    assert distances.squared_distances(vectors).tobytes() == squared.tobytes()
+
+
+@pytest.mark.parametrize("name", ["cwtm", "median", "nnm+cwtm", "nnm+krum"])
+def test_wide_vectors_are_aggregated_in_blocks_to_the_same_bits_in_any_layout(name: str) -> None:
+    vectors = np.random.default_rng(0).standard_normal((9, 3 * COLUMNS + 5))
+    rule = find(name)
+    result = rule(vectors, 2)
+    assert np.allclose(result, np.asarray(rule(torch.tensor(vectors, dtype=torch.float32), 2)), atol=1e-5)
+    assert rule(np.asfortranarray(vectors), 2).tobytes() == result.tobytes()
+    assert rule(vectors[::-1][::-1], 2).tobytes() == result.tobytes()
+    if "nnm" not in name:
+        assert rule(vectors[:, :7], 2).tobytes() == result[:7].tobytes()
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device as its library sees it; the CPU plays one too."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setattr(door, "_is_host_tensor", lambda _vectors: False)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_agrees_with_numpy_to_rounding(name: str, dtype, device: str) -> None:
+    rule = find(name)
+    kind = np.float64 if dtype is torch.float64 else np.float32
+    for case, vectors in inputs(11, 3, 2, kind).items():
+        batch = np.stack([vectors, vectors[::-1]])
+        result = rule(torch.tensor(batch, device=device), 2)
+        assert result.dtype == dtype
+        assert result.device.type == device
+        allowed = 1e3 * np.finfo(kind).eps * np.abs(vectors / 2).max(axis=0)
+        difference = np.abs(result.cpu().numpy() / 2 - rule(batch, 2) / 2)
+        assert (difference <= allowed).all(), case
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_computed_in_double(name: str, dtype: str) -> None:
+    vectors = torch.randn(11, 5, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+    result = find(name)(vectors, 2)
+    assert result.dtype == vectors.dtype
+    assert torch.equal(result, find(name)(vectors.double(), 2).to(vectors.dtype))
+
+
+def test_a_tensor_that_requires_grad_is_aggregated_without() -> None:
+    vectors = torch.ones(3, 2, requires_grad=True)
+    assert not find("nnm+cwtm")(vectors, 1).requires_grad
+
+
+def test_cwtm_and_median_put_up_with_values_that_are_not_numbers() -> None:
+    vectors = np.array([[1.0], [2.0], [3.0], [np.nan], [np.inf]])
+    assert find("cwtm")(vectors, 2) == find("median")(vectors, 2) == 3.0
+    assert find("bucketing+median")(vectors, 1).shape == (1,)  # whatever it is, it comes
+
+
+def test_cwtm_trims_the_integer() -> None:
+    """floor((b/n) n) is not b for 63 pairs up to n = 100, e.g. 29 of 100."""
+    vectors = np.zeros((100, 1))
+    vectors[:29] = 1e9
+    assert find("cwtm")(vectors, 29) == 0.0

@@ -1,0 +1,138 @@
+"""The searches: known traces of `line`, and how near to the best of a dense grid each one comes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyber0.aggregation import find as find_rule
+from cyber0.attacks.scene import observe
+from cyber0.attacks.search import SEARCHES, both, grid, line, zoom
+from cyber0.attacks.strength import distance_of, unit_of
+
+
+def traced(function, search=line):
+    """The candidates a search tries, in order, and its answer."""
+    tried = []
+
+    def distance(omegas):
+        tried.extend(np.ravel(omegas).tolist())
+        return function(omegas)
+
+    return tried, search(distance, np.ones(()))
+
+
+def line_by_the_letter(function):
+    """The same search, one number at a time."""
+    best, value, step, x = 0.0, function(0.0), 1.0, 0.0
+    left = 15
+    while left:
+        left -= 1
+        x = best + step
+        found = function(x)
+        if not found > value:
+            step *= 0.8
+            break
+        best, value, step = x, found, 2 * step
+    for _ in range(left):
+        if x < best:
+            x += step
+        else:
+            down = x - step
+            while down < 0:
+                down = (down + x) / 2
+            x = down
+        found = function(x)
+        if found > value:
+            best, value = x, found
+        step *= 0.8
+    return best
+
+
+def cliff(top, edge):
+    """Rises to an edge and falls to `top` there, as the distance under Krum does."""
+    return lambda omegas: np.where(omegas <= edge, omegas, top)
+
+
+def test_known_traces():
+    tried, (omega, value) = traced(lambda omegas: -abs(omegas - 5))
+    np.testing.assert_allclose(tried[:8], [0, 1, 3, 7, 3.8, 1.24, 3.288, 4.9264])
+    assert len(tried) == 16
+    assert value == -abs(omega - 5)
+    tried, (omega, _) = traced(lambda omegas: -omegas)
+    np.testing.assert_allclose(tried[:5], [0, 1, 0.2, 0.04, 0.008])
+    assert omega == 0
+    tried, (omega, _) = traced(lambda omegas: omegas)
+    assert tried == [2.0**i - 1 for i in range(16)]
+    assert omega == 2**15 - 1
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 50), st.floats(0.01, 50)), min_size=1, max_size=5), st.booleans())
+def test_line_follows_the_letter_for_each_element_of_a_batch(places, smooth):
+    tops, edges = np.array(places).T
+    function = (lambda omegas: -((omegas - edges) ** 2)) if smooth else cliff(tops, edges)
+    omegas, _ = line(function, np.ones(len(places)))
+    for i, (top, edge) in enumerate(places):
+        alone = (lambda x, edge=edge: -((x - edge) ** 2)) if smooth else cliff(top, edge)
+        np.testing.assert_allclose(omegas[i], line_by_the_letter(alone), rtol=1e-9, atol=1e-12)
+
+
+@given(st.floats(0.4, 2.2), st.floats(0, 0.8), st.floats(-3, 3))
+def test_grid_and_zoom_find_a_cliff_that_lies_near_the_unit(edge, top, power):
+    unit = np.full((), 10.0**power)
+    for search, share in ((grid, 0.97), (zoom, 0.98), (both, 0.98)):
+        assert search(cliff(top * edge * unit, edge * unit), unit)[1] >= share * edge * unit
+
+
+@pytest.mark.parametrize("search", [grid, zoom])
+def test_calls_of_the_rule(search):
+    calls = []
+    search(lambda omegas: calls.append(len(omegas)) or omegas, np.ones(()))
+    assert calls == ([256] if search is grid else [24, 12, 6])
+
+
+@given(st.integers(0, 2**32))
+def test_both_is_never_worse_than_either(seed):
+    places = np.random.default_rng(seed).uniform(0, 10, (2, 6))
+    function, unit = cliff(*places), np.ones(6)
+    assert (both(function, unit)[1] >= np.maximum(line(function, unit)[1], zoom(function, unit)[1])).all()
+
+
+def rounds(seed, clients=20, liars=5, size=16, batch=6):
+    """Heterogeneous clients: each has a mean of its own, far from the common one."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(0.3, 1.0, (clients, size)) * np.exp(rng.normal(size=size))
+    return centres + 0.5 * rng.normal(size=(batch, clients, size)), range(clients - liars, clients)
+
+
+@pytest.mark.parametrize("direction", ["alie", "foe"])
+@pytest.mark.parametrize("rule", ["cwtm", "krum", "median", "nnm+cwtm", "nnm+krum"])
+def test_the_default_comes_near_the_best_of_a_dense_grid(rule, direction):
+    vectors, liars = rounds(0)
+    scene = observe(vectors, liars)
+    along = scene.deviation if direction == "alie" else -scene.mean
+    distance, unit = distance_of(scene, along, find_rule(rule), 5), unit_of(scene, along)
+    dense = np.concatenate([np.geomspace(1e-3, 1e5, 600), np.linspace(0, 20, 400)])[:, None] * np.ones(len(vectors))
+    best = distance(dense).max(axis=0)
+    for search in ("zoom", "both"):
+        share = SEARCHES[search](distance, unit)[1] / best
+        assert np.median(share) >= 0.98
+        assert share.min() >= 0.90
+    on_torch = observe(torch.tensor(vectors), liars)
+    along = on_torch.deviation if direction == "alie" else -on_torch.mean
+    found = zoom(distance_of(on_torch, along, find_rule(rule), 5), unit_of(on_torch, along))[1]
+    np.testing.assert_allclose(found.numpy(), zoom(distance, unit)[1], rtol=1e-9)
+
+
+def test_large_vectors_are_handed_to_the_rule_in_blocks():
+    sizes = []
+
+    def rule(votes, _):
+        sizes.append(votes.size)
+        return votes.mean(axis=-2)
+
+    scene = observe(np.random.default_rng(0).normal(size=(40, 10_000)), range(30, 40))
+    distance_of(scene, scene.deviation, rule, 10)(np.linspace(0, 1, 16))
+    assert len(sizes) > 1
+    assert max(sizes) <= 2**20

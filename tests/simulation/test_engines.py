@@ -1,0 +1,90 @@
+"""The batched engine and the clients' own code agree to rounding, for every scheme."""
+
+import numpy as np
+import pytest
+
+from cyber0.config import RunConfig
+from cyber0.simulation import Simulation
+from cyber0.tasks.task import find
+
+SMALL = {"clients": 5, "byzantine": 1, "directions": 6, "batch": 8, "rounds": 3, "source": "embedded"}
+TASKS = {name: find(name)(None, "embedded") for name in ("mnist", "mnist-mlp(hidden=6)", "mnist-cnn")}
+
+
+def simulate(task="mnist", **options):
+    return Simulation(RunConfig(**{**SMALL, **options}), TASKS[task])
+
+
+def votes(engine, task, **options):
+    simulation = simulate(task, engine=engine, lr=0.005, **options)
+    simulation.play_round(0)  # so that the weights are not all zero
+    return simulation.learner.votes(1, np.arange(5))
+
+
+@pytest.mark.parametrize("scheme", ["unbiased", "biased", "compressed"])
+@pytest.mark.parametrize("mu", [0.02, 0.0])
+@pytest.mark.parametrize("local_epochs", [1, 3])
+@pytest.mark.parametrize("family", ["sphere", "gaussian"])
+def test_engines_agree(scheme, mu, local_epochs, family):
+    options = {"scheme": scheme, "mu": mu, "local_epochs": local_epochs, "family": family}
+    batched, sequential = (votes(engine, "mnist", **options) for engine in ("batched", "sequential"))
+    assert batched.shape == (local_epochs if scheme == "unbiased" else 1, 5, 6)
+    np.testing.assert_allclose(batched, sequential, rtol=0.01, atol=0.01 * np.abs(sequential).max())
+
+
+@pytest.mark.parametrize("task", ["mnist-mlp(hidden=6)", "mnist-cnn"])
+@pytest.mark.parametrize("mu", [1e-3, 0.0])
+@pytest.mark.parametrize("local_epochs", [1, 2])
+def test_engines_agree_on_other_models(task, mu, local_epochs):
+    options = {"mu": mu, "local_epochs": local_epochs, "family": "gaussian"}
+    batched, sequential = (votes(engine, task, **options) for engine in ("batched", "sequential"))
+    np.testing.assert_allclose(batched, sequential, rtol=0.02, atol=0.02 * np.abs(sequential).max())
+
+
+def test_chunks_of_directions_change_nothing(monkeypatch):
+    whole = votes("batched", "mnist-cnn")
+    monkeypatch.setattr("cyber0.simulation.slopes.BUDGET", 1)
+    np.testing.assert_allclose(votes("batched", "mnist-cnn"), whole, rtol=1e-3, atol=1e-3 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("scheme", ["unbiased", "biased", "compressed"])
+def test_one_local_epoch_is_the_same_in_every_scheme_but_the_compressed(scheme):
+    ours, theirs = (votes("batched", "mnist", scheme=name) for name in (scheme, "unbiased"))
+    assert (scheme == "compressed") != np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["sphere", "gaussian"])
+def test_the_compressed_scheme_is_right_on_average(family):
+    """Under `mean`, E over the round's own directions of Z_t (scale Z_t^T u) is u: its projection on u is |u|^2."""
+    from cyber0.directions import COMPRESSED_EPOCH, combine, matrix
+
+    simulation = simulate("mnist-mlp(hidden=6)", scheme="compressed", family=family, directions=64, mu=0.0)
+    plan, size = simulation.config.plan, simulation.parameters.size
+    ratios = []
+    for t in range(40):
+        sent = simulation.learner.votes(t, np.array([0]))[0, 0]
+        step = simulate("mnist-mlp(hidden=6)", family=family, directions=64, mu=0.0).learner.votes(t, np.array([0]))
+        update = combine(plan.keys(t, 0), step[0, 0], size, family=family).astype(np.float64)
+        rebuilt = sent @ matrix(plan.keys(t, COMPRESSED_EPOCH), size, family=family)
+        ratios.append(rebuilt @ update / (update @ update))
+    error = np.std(ratios, ddof=1) / np.sqrt(len(ratios))
+    assert abs(np.mean(ratios) - 1) < 5 * error
+    assert error < 0.05
+
+
+def test_the_papers_compressed_scheme_has_no_factor():
+    ours, paper = (
+        simulate(scheme="compressed", scale=scale).learner.votes(0, np.arange(5)) for scale in ("unbiased", "paper")
+    )
+    np.testing.assert_allclose(ours, paper * (7850 / 6), rtol=1e-5)
+
+
+def test_fedavg_sends_the_sum_of_its_gradients():
+    simulation = simulate(algorithm="fedavg", local_epochs=1)
+    sent = simulation.learner.votes(0, np.arange(5))
+    assert sent.shape == (1, 5, 7850)
+    x, y = simulation.population.batches(0, 0, np.array([3]))
+    model = simulation.parameters.module
+    simulation.task.losses(model, (x[0], y[0])).mean().backward()
+    gradient = np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
+    np.testing.assert_allclose(sent[0, 3], gradient, atol=1e-6)
