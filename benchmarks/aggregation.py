@@ -9,14 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from statistics import median
-from time import perf_counter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.measure import Row, report, seconds
 from cyber0.aggregation import bucketing, find
 
 Rule = Callable[[Any], Any]
@@ -57,44 +56,41 @@ def pairs(peer: Any, byzantine: int) -> dict[str, Rule]:
     }
 
 
-def seconds(*works: Callable[[], Any], repeats: int) -> list[float]:
-    """The median time of each, taken in turns, so that whatever else the machine does strikes all alike."""
-    taken: list[list[float]] = [[] for _ in works]
-    for turn in range(repeats + 1):
-        for work, times in zip(works, taken, strict=True):
-            start = perf_counter()
-            work()
-            times.extend([perf_counter() - start] if turn else [])  # the first warms up
-    return [median(times) for times in taken]
-
-
-def compare(name: str, rule: Rule, vectors: Any, byzantine: int, repeats: int) -> dict[str, Any]:
+def compare(name: str, rule: Rule, vectors: Any, byzantine: int, calls: int) -> Row:
+    """Both rules on the same array, `calls` calls at a time."""
     own = partial(bucketing, size=2) if name.startswith("bucketing") else find(name)
-    ours, theirs = seconds(partial(own, vectors, byzantine), partial(rule, vectors), repeats=repeats)
+
+    def many(work: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(calls):
+                work()
+
+        return run
+
+    ours, theirs = seconds(many(partial(own, vectors, byzantine)), many(partial(rule, vectors)))
     kind = "torch" if isinstance(vectors, torch.Tensor) else "numpy"
     n, k = vectors.shape
     row = {"rule": name, "n": n, "k": k, "array": f"{kind} {str(vectors.dtype).removeprefix('torch.')}"}
-    return row | {"cyber0_us": ours * 1e6, "byzfl_us": theirs * 1e6, "ratio": theirs / ours}
+    return row | {"cyber0, us": ours / calls * 1e6, "ByzFL, us": theirs / calls * 1e6, "times faster": theirs / ours}
 
 
-def main() -> list[dict[str, Any]]:
-    """Measure, print and return the rows of the table."""
-    peer = byzfl()
-    if peer is None:
-        print("ByzFL is not installed: pip install --no-deps byzfl==0.0.11")
-        return []
-    rows: list[dict[str, Any]] = []
-    print(f"{'rule':74}{'n':>4}{'k':>8}  {'array':14}{'cyber0 us':>12}{'ByzFL us':>12}{'ratio':>8}")
-    for (n, k, byzantine), repeats in ((SMALL, 200), (LARGE, 5)):
+def rows(peer: Any) -> list[Row]:
+    found: list[Row] = []
+    for (n, k, byzantine), calls in ((SMALL, 50), (LARGE, 1)):
         data = np.random.default_rng(0).standard_normal((n, k))
         for kind in (np.copy, partial(torch.tensor, dtype=torch.float32)):
             for name, rule in pairs(peer, byzantine).items():
-                if n == LARGE[0] and name != "nnm+cwtm":
-                    continue
-                row = compare(name, rule, kind(data), byzantine, repeats)  # anew: ByzFL's clipping writes to it
-                print("{rule:74}{n:4}{k:8}  {array:14}{cyber0_us:12.1f}{byzfl_us:12.1f}{ratio:8.2f}".format_map(row))
-                rows.append(row)
-    return rows
+                if n == SMALL[0] or name == "nnm+cwtm":  # an array for each: ByzFL's clipping writes to it
+                    found.append(compare(name, rule, kind(data), byzantine, calls))
+    return found
+
+
+def main() -> None:
+    peer = byzfl()
+    if peer is None:
+        print("ByzFL is not installed: pip install --no-deps byzfl==0.0.11")
+        return
+    report("aggregation", rows(peer), "python -m benchmarks.aggregation")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def test_version():
     assert invoke("--version").output == f"cyber0 {cyber0.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["data"], ["demo"], ["doctor"]])
 def test_help(command):
     result = invoke(*command, "--help")
     assert result.exit_code == 0
@@ -30,7 +30,7 @@ def test_doctor_finds_the_right_bits():
 
 
 def test_the_demo_rebuilds_its_model_from_the_commits():
-    result = invoke("demo", "--rounds", "5", "--clients", "2")
+    result = invoke("demo", "--rounds", "5", "--clients", "8")
     assert result.exit_code == 0, result.output
     trained, rebuilt = re.findall(r"\b[0-9a-f]{16}\b", result.output)
     assert trained == rebuilt

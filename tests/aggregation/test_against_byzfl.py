@@ -1,19 +1,16 @@
 """The same answers as ByzFL wherever the definitions agree."""
 
-import runpy
-from pathlib import Path
-
 import numpy as np
 import pytest
+from benchmarks.aggregation import byzfl, pairs
 
 from cyber0.aggregation import RULES, find
 
-benchmark = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "aggregation.py"))
-peer = benchmark["byzfl"]()
+peer = byzfl()
 if peer is None:
     pytest.skip("ByzFL is not installed: pip install --no-deps byzfl==0.0.11", allow_module_level=True)
 
-NAMES = [name for name in benchmark["pairs"](peer, 1) if not name.startswith("bucketing")]  # ByzFL's is random
+NAMES = [name for name in pairs(peer, 1) if not name.startswith("bucketing")]  # ByzFL's is random
 
 
 @pytest.mark.parametrize(("n", "k", "b"), [(5, 1, 1), (11, 4, 3), (40, 64, 10)])
@@ -21,7 +18,7 @@ NAMES = [name for name in benchmark["pairs"](peer, 1) if not name.startswith("bu
 def test_the_same_answer(name: str, n: int, k: int, b: int) -> None:
     for seed in range(5):
         vectors = np.random.default_rng(seed).standard_normal((n, k)) + 1
-        expected = benchmark["pairs"](peer, b)[name](vectors.copy())  # a copy: some of its rules write to their input
+        expected = pairs(peer, b)[name](vectors.copy())  # a copy: some of its rules write to their input
         assert np.allclose(find(name)(vectors, b), expected)
 
 

@@ -38,9 +38,10 @@ def by_value(rows: Any) -> Any:
     array([1, 2, 0])
     """
     xp, first = namespace(rows), rows[..., 0]
-    ordered = xp.sort(first, axis=-1)
+    order = xp.argsort(first, axis=-1)
+    ordered = first[order] if first.ndim == 1 else xp.take_along_axis(first, order, axis=-1)
     if (ordered[..., 1:] > ordered[..., :-1]).all():  # the first column decides
-        return xp.argsort(first, axis=-1)
+        return order
     return xp.argsort(ranks(rows), axis=-1, stable=True)
 
 

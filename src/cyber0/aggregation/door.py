@@ -22,6 +22,7 @@ __all__ = ["in_range", "like", "on_host", "on_rows", "widened"]
 
 ABOVE, DOWN = 2.0**400, 2.0**-600
 BELOW, UP = 2.0**-400, 2.0**600
+SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST = float(np.finfo(np.float64).max)
 
 Rule = Callable[..., Any]
@@ -45,8 +46,7 @@ def on_rows(*, squares: bool = True, lengths: tuple[str, ...] = ()) -> Callable[
         def rule(vectors: Any, byzantine: int, **options: Any) -> Any:
             rows = widened(vectors)
             _check(rows.shape, byzantine)
-            given = {name: options[name] for name in lengths if options.get(name) is not None}
-            _check_lengths(given)
+            given = _given(lengths, options)
             needed = squares if _is_numpy(rows) else vectors.dtype.itemsize == 8
             scale = _scale(rows) if needed else None
             if scale is None:
@@ -71,7 +71,7 @@ def widened(vectors: Any) -> Any:
             return np.ascontiguousarray(vectors, np.float64)
     elif _is_host_tensor(vectors):
         if vectors.is_floating_point():
-            rows = vectors.detach()
+            rows = vectors.detach() if vectors.requires_grad else vectors
             return np.ascontiguousarray((rows if rows.itemsize > 2 else rows.float()).numpy(), np.float64)
     else:
         try:
@@ -112,10 +112,13 @@ def _check(shape: tuple[int, ...], byzantine: int) -> None:
         )
 
 
-def _check_lengths(given: dict[str, float]) -> None:
+def _given(lengths: tuple[str, ...], options: dict[str, Any]) -> dict[str, float]:
+    """Those options that are lengths, checked."""
+    given = {name: options[name] for name in lengths if options.get(name) is not None} if lengths else {}
     for name, length in given.items():
         if not 0 <= length < math.inf:
             raise InvalidAggregation(f"{name} = {length} must be a length, finite and not negative")
+    return given
 
 
 def in_range(rows: Any) -> Any:
@@ -158,8 +161,8 @@ def like(vectors: Any, result: Any) -> Any:
     array([2.], dtype=float32)
     """
     if _is_numpy(vectors):
-        return result.astype(vectors.dtype, copy=False)
+        return result if result.dtype == vectors.dtype else result.astype(vectors.dtype)
     xp, size = array_namespace(vectors), vectors.dtype.itemsize
     if _is_numpy(result) and size > 2:
-        return xp.from_numpy(result.astype(f"f{size}", copy=False))  # twice as fast as asarray
+        return xp.from_numpy(result.astype(SINGLE if size == 4 else DOUBLE, copy=False))  # faster than asarray
     return xp.asarray(result, dtype=vectors.dtype)

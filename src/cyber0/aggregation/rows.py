@@ -25,9 +25,11 @@ def average(rows: Any) -> Any:
     array([1.25e+308, 1.50e+000])
     """
     count = rows.shape[-2]
+    if namespace(rows) is not np:
+        return rows.sum(-2) / count  # a device does not raise, but there the rows are in range
     try:
-        with np.errstate(over="raise"):  # no device raises, but there the rows are in range
-            return total(rows) / count
+        with np.errstate(over="raise"):
+            return np.add.reduce(rows, -2) / count
     except FloatingPointError:
         small = 0.5 ** count.bit_length()
         most = float(np.finfo(np.float64).max) * small
@@ -60,8 +62,14 @@ def trimmed(rows: Any, dropped: int) -> Any:
 
 
 def _trimmed(rows: Any, dropped: int) -> Any:
-    ordered = namespace(rows).sort(rows, axis=-2)[..., dropped : rows.shape[-2] - dropped, :]
-    return average(ordered) + 0.0  # sorting cannot tell a zero from a negative one
+    if namespace(rows) is np:
+        ordered = rows.copy()
+        ordered.sort(axis=-2)
+    else:
+        ordered = namespace(rows).sort(rows, axis=-2)
+    mean = average(ordered[..., dropped : rows.shape[-2] - dropped, :])
+    mean += 0.0  # sorting cannot tell a zero from a negative one
+    return mean
 
 
 def median_row(rows: Any) -> Any:
@@ -91,7 +99,8 @@ def shortened(rows: Any, reach: Any) -> Any:
            [0. , 1. ]])
     """
     xp, length = namespace(rows), norms(rows)
-    return rows * (reach / xp.maximum(xp.maximum(length, reach), TINY))
+    least = max(reach, TINY) if isinstance(reach, float) else xp.maximum(reach, TINY)
+    return rows * (reach / xp.maximum(length, least))
 
 
 def starting_point(vectors: Any, start: str) -> Any:

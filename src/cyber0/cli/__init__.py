@@ -1,6 +1,7 @@
 """The command `cyber0`."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,6 +39,7 @@ def root(
 
 def main() -> None:
     """Run the command line; an error of ours is one sentence and exit status 1, not a traceback."""
+    sys.path.append(str(Path.cwd()))  # so that `--rule my_module:my_rule` finds a file beside you
     try:
         app()
     except Cyber0Error as error:

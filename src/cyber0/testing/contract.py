@@ -26,17 +26,18 @@ def check_rule(
     choice: bool = False,
     robust: bool = True,
     kappa: float | None = None,
-) -> None:
-    """Raise AssertionError, saying which law fails on which input, unless the rule keeps its contract.
+) -> float | None:
+    """Raise AssertionError, saying which law fails on which input, unless the rule keeps its contract; give its kappa.
 
     - total: finite for finite input, without a warning, in the shape and type of the input, which is not modified;
     - the same bits every time, and in any order of the vectors the same answer: to rounding, or to the bit for a
       `choice`, which moreover is one of the vectors;
     - of a batch, what it gives of each; of a torch tensor, what it gives of the NumPy array, to rounding;
-    - `robust`: a finite `measured_kappa`, at most `kappa` if that is given.
+    - `robust`: a finite `measured_kappa`, which is returned, at most `kappa` if that is given.
 
     >>> from cyber0.aggregation import krum, mean
-    >>> check_rule(krum, choice=True)
+    >>> round(check_rule(krum, choice=True), 1)
+    1.4
     >>> check_rule(mean)
     Traceback (most recent call last):
     AssertionError: mean is not robust: its kappa is not finite
@@ -50,12 +51,14 @@ def check_rule(
                     law(rule, vectors.copy(), byzantine)
         with _explained(f"{name}, batch ({np.dtype(dtype)})"):
             _batch(rule, np.stack(list(cases.values())), byzantine)
-    if robust:
-        measured = measured_kappa(rule, n, byzantine)
-        if not math.isfinite(measured):
-            raise AssertionError(f"{name} is not robust: its kappa is not finite")
-        if kappa is not None and measured > kappa:
-            raise AssertionError(f"{name} is not {kappa}-robust: a kappa of {measured:.3g} was measured")
+    if not robust:
+        return None
+    measured = measured_kappa(rule, n, byzantine)
+    if not math.isfinite(measured):
+        raise AssertionError(f"{name} is not robust: its kappa is not finite")
+    if kappa is not None and measured > kappa:
+        raise AssertionError(f"{name} is not {kappa}-robust: a kappa of {measured:.3g} was measured")
+    return measured
 
 
 def inputs(n: int, k: int, byzantine: int, dtype: Any = np.float64) -> dict[str, Floats]:

@@ -34,10 +34,12 @@ def bucketing(vectors: Any, byzantine: int, *, size: int = 2, seed: int = 0) -> 
     if not 1 <= size <= n:
         raise InvalidAggregation(f"size = {size} of n = {n} vectors: a bucket holds from 1 to {n}")
     xp = namespace(vectors)
-    order = by_value(vectors)[..., xp.asarray(_shuffled(seed, n), device=vectors.device)]
-    rows = xp.take_along_axis(vectors, order[..., None], axis=-2)
+    order = by_value(vectors)[
+        ..., _shuffled(seed, n) if xp is np else xp.asarray(_shuffled(seed, n), device=vectors.device)
+    ]
+    rows = vectors[order] if vectors.ndim == 2 else xp.take_along_axis(vectors, order[..., None], axis=-2)
     whole = n - n % size
-    buckets = average(xp.reshape(rows[..., :whole, :], (*rows.shape[:-2], n // size, size, rows.shape[-1])))
+    buckets = average(rows[..., :whole, :].reshape(*rows.shape[:-2], n // size, size, rows.shape[-1]))
     if whole == n:
         return buckets
     return xp.concat([buckets, average(rows[..., whole:, :])[..., None, :]], axis=-2)

@@ -1,0 +1,38 @@
+"""The examples are run by the very commands that stand in their first lines."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_command_in_its_first_line(example):
+    command = re.match(r'""".*?: cyber0 (run .*)\."""', example.read_text())
+    assert command, f"{example.name} does not open with its command"
+    done = run("-m", "cyber0", *shlex.split(command[1]), "--source", "embedded")
+    assert done.returncode == 0, done.stderr
+    accuracy = float(re.search(r"max_accuracy +([\d.]+)%", done.stdout)[1])
+    assert accuracy > 50
+
+
+def test_a_rule_of_your_own_is_put_to_the_test():
+    done = run("examples/my_rule.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_recipes_run():
+    for recipe in sorted((ROOT / "recipes").glob("*.toml")):
+        done = run("-m", "cyber0", "run", str(recipe), "--print-config")
+        assert done.returncode == 0, done.stderr
