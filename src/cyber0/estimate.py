@@ -183,8 +183,12 @@ def _derivative(
     method: Method,
     backend: str | Backend | None,
 ) -> NDArray[np.float64]:
-    """<grad F(w), z> for each direction: a forward-mode pass for each, or one backward pass for all."""
-    if method == "forward" or (method == "auto" and len(keys) == 1):
+    """<grad F(w), z> for each direction: a forward-mode pass for each, or one backward pass for all.
+
+    On a CPU a backward pass and a projection cost less even for one direction (benchmarks/estimate.py).
+    """
+    alone = len(keys) == 1 and all(flat.is_cuda for _, flat in objective.parameters_)
+    if method == "forward" or (method == "auto" and alone):
         try:
             return _forward_mode(objective, keys, family, backend)
         except NotImplementedError as error:
@@ -223,13 +227,9 @@ def _backward_mode(
         losses = objective()
         _check_finite(losses)
         gradients = torch.autograd.grad(losses.mean(), list(parameters.tensors.values()), allow_unused=True)
-    values = np.zeros(len(keys))
-    for (entry, _), gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None:  # pyright: ignore[reportUnnecessaryComparison] (a parameter the loss does not use)
-            part = gradient.float().contiguous()
-            values += (
-                project(part, keys, start=entry.start, family=family, dimension=parameters.size, backend=backend)
-                .cpu()
-                .numpy()
-            )
-    return values
+    parts = [
+        torch.zeros(entry.size, device=losses.device) if gradient is None else gradient.float().flatten()
+        for (entry, _), gradient in zip(parameters, cast("tuple[torch.Tensor | None, ...]", gradients), strict=True)
+    ]
+    flat = torch.cat([part.to(losses.device) for part in parts])
+    return project(flat, keys, family=family, backend=backend).cpu().numpy()

@@ -29,12 +29,10 @@ from cyber0.attacks.plain import noise, none, nonfinite, sf, zero
 from cyber0.attacks.scene import Attack
 from cyber0.attacks.spread import min_max, min_sum
 from cyber0.attacks.tma import tma
-from cyber0.errors import InvalidAttack
 
 __all__ = [
     "ATTACKS",
     "Attack",
-    "InvalidAttack",
     "alie",
     "alie_nnm",
     "find",

@@ -26,7 +26,11 @@ LEARNERS = {"batched": Batched, "sequential": Sequential}
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What happened in a round: its number, who voted and was admitted, and the aggregate, None where too few were."""
+    """What happened in a round: how many voted, how many were admitted, and the aggregate, None where too few were.
+
+    >>> Round(number=7, present=40, admitted=18, aggregate=None)
+    Round(number=7, present=40, admitted=18, aggregate=None)
+    """
 
     number: int
     present: int
