@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyber0.aggregation import find as find_rule
-from cyber0.attacks import ATTACKS, InvalidAttack, find, mount
-from cyber0.errors import UnknownName
+from cyber0.attacks import ATTACKS, find, mount
+from cyber0.errors import InvalidAttack, UnknownName
 from cyber0.names import name_of
 
 SEARCHING = ("alie", "alie-nnm", "foe", "foe-nnm")
