@@ -215,6 +215,14 @@ def test_overlapping_tensors():
         Parameters({"a": storage[:6], "b": storage[5:]})
 
 
+def test_parameters_that_were_moved_are_not_trained_elsewhere():
+    model = mlp()
+    parameters = Parameters.of(model)
+    to_bf16(model)
+    with pytest.raises(errors.InvalidParameters, match=r"'0.weight' has been moved: build its Parameters anew"):
+        parameters.apply(commits(1)[0])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -226,6 +234,7 @@ def test_overlapping_tensors():
         ({"scalars": [[1e39]]}, "must be finite in float32"),
         ({"learning_rate": float("inf")}, "learning_rate = inf must be a finite number"),
         ({"learning_rate": 1e30, "scalars": [[1e30]]}, "too large for float32"),
+        ({"learning_rate": 10**400}, "must be a finite number"),
         ({"learning_rate": "x"}, "learning_rate = 'x' must be a finite number"),
         ({"epochs": [0, 1]}, "names 2 rows, but scalars has 1"),
     ],

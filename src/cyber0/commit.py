@@ -40,9 +40,7 @@ class Commit:
         epochs = tuple(range(len(scalars))) if self.epochs is None else tuple(self.epochs)
         if len(epochs) != len(scalars):
             raise InvalidCommit(f"epochs = {epochs} names {len(epochs)} rows, but scalars has {len(scalars)}")
-        rate: Any = self.learning_rate
-        if not isinstance(rate, int | float) or not np.isfinite(rate):
-            raise InvalidCommit(f"learning_rate = {rate!r} must be a finite number")
+        object.__setattr__(self, "learning_rate", _finite(self.learning_rate))
         object.__setattr__(self, "scalars", tuple(tuple(map(float, row)) for row in scalars))
         object.__setattr__(self, "epochs", epochs)
         _ = self.keys  # refuses a seed, round or epoch out of range, and too many directions
@@ -60,6 +58,15 @@ class Commit:
         """What each direction is multiplied with: learning rate times scalar in float64, rounded once to float32."""
         with np.errstate(over="ignore"):
             return (np.float64(self.learning_rate) * np.asarray(self.scalars).ravel()).astype(np.float32)
+
+
+def _finite(rate: Any) -> float:
+    try:
+        if np.isfinite(value := float(rate)):
+            return value
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidCommit(f"learning_rate = {rate!r} must be a finite number")
 
 
 def _float32(scalars: Any) -> NDArray[np.float32]:

@@ -26,9 +26,9 @@ class RunConfig(BaseModel):
     64
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    algorithm: Literal["cyber0", "fedavg"] = Field("cyber0", description="The method, or the baseline.")
+    algorithm: Literal["cyber0", "fedavg"] = Field("cyber0", description="The method, or the baseline FedAvg.")
     task: str = Field("mnist", description="What to train: a task's name, or package.module:object.")
     data: str | None = Field(None, description="The folder of the data files.")
     source: str = Field("auto", description="Where the data come from: auto, embedded, or the full set's name.")
@@ -37,16 +37,20 @@ class RunConfig(BaseModel):
     rule: str = Field("cwtm", description="How votes are aggregated, e.g. mean, nnm+cwtm, krum(power=1).")
     attack: str = Field("none", description="What the liars do, e.g. foe, alie(omega=1.5), sf, lf.")
     partition: str = Field("dirichlet", description="How samples are dealt to clients: iid, dirichlet, shards.")
-    alpha: Annotated[float, Field(gt=0)] = Field(0.1, description="The Dirichlet partition's concentration.")
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Dirichlet's concentration; 0.1 if not given."
+    )
     directions: Annotated[int, Field(ge=1, le=2**16)] = Field(64, description="Directions per step (the paper's nu).")
     rounds: Annotated[int, Field(ge=1, lt=2**32 - 1)] = Field(400, description="Global epochs (the paper's T).")
-    local_epochs: Positive = Field(1, description="Local steps per round (the paper's K).")
-    scheme: Scheme = Field("unbiased", description="What local epochs send: unbiased, biased or compressed.")
-    scale: Scale = Field("unbiased", description="The compressed scheme's factor: unbiased, or the paper's none.")
+    local_epochs: Annotated[int, Field(ge=1, lt=2**32 - 1)] = Field(
+        1, description="Local steps per round (the paper's K)."
+    )
+    scheme: Scheme = Field("unbiased", description="What local epochs send.")
+    scale: Scale = Field("unbiased", description="The compressed scheme's factor, or none, as in the paper.")
     mu: Annotated[float, Field(ge=0, lt=1e30)] = Field(0.001, description="How far to perturb; 0: exact derivatives.")
     lr: Annotated[float, Field(gt=0, lt=1e30)] = Field(0.01, description="The learning rate (the paper's eta).")
     batch: Positive = Field(64, description="Samples per local step.")
-    family: Family = Field("sphere", description="The directions' distribution: sphere, gaussian or rademacher.")
+    family: Family = Field("sphere", description="The distribution of directions.")
     participation: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="The fraction invited to each round.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="How likely an invited client fails.")
     seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(0, description="Decides everything random.")
@@ -55,11 +59,23 @@ class RunConfig(BaseModel):
     evaluate_every: Positive = Field(10, description="Rounds from one evaluation to the next.")
 
     @model_validator(mode="after")
-    def _enough_honest(self) -> Self:
+    def _possible(self) -> Self:
         if 2 * self.byzantine >= self.clients:
             most = (self.clients - 1) // 2
             raise ValueError(f"byzantine = {self.byzantine} of clients = {self.clients}: at most {most} may lie")
+        if self.invited <= 2 * self.byzantine:
+            raise ValueError(
+                f"participation = {self.participation} invites {self.invited} of clients = {self.clients}: more than "
+                f"2 x byzantine = {2 * self.byzantine} must be, or no round can be decided"
+            )
+        if 0 < self.mu < 2.0**-126:
+            raise ValueError(f"mu = {self.mu} is too small for float32: use 0 for exact derivatives")
         return self
+
+    @property
+    def invited(self) -> int:
+        """How many clients are invited to each round."""
+        return max(1, round(self.participation * self.clients))
 
     @property
     def plan(self) -> Plan:

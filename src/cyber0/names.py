@@ -63,6 +63,8 @@ def name_of(found: Callable[..., Any], known: Mapping[str, Callable[..., Any]]) 
 
 def _imported(what: str, name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise InvalidName(f"{what} {name!r}: {module_name!r} names no module; write package.module:object")
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
@@ -79,9 +81,10 @@ def _imported(what: str, name: str) -> Callable[..., Any]:
 def _options(what: str, arguments: str | None, text: str) -> dict[str, Any]:
     try:
         call = ast.parse(f"f{arguments or '()'}", mode="eval").body
-        if isinstance(call, ast.Call) and not call.args and isinstance(call.func, ast.Name):
-            return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
-    except (SyntaxError, ValueError):
+        named = isinstance(call, ast.Call) and not call.args and all(keyword.arg for keyword in call.keywords)
+        if isinstance(call, ast.Call) and named and isinstance(call.func, ast.Name):
+            return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, TypeError, ValueError):
         pass
     raise InvalidName(f"{what} {text!r}: options are written name=value, e.g. krum(power=1)")
 

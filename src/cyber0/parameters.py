@@ -118,10 +118,13 @@ class Parameters:
 
     def __iter__(self) -> Iterator[tuple[Entry, Any]]:
         """Each tensor's entry, and the tensor as a flat buffer that shares its memory."""
-        return zip(self.manifest.entries, self._flat, strict=True)
+        for entry, flat in zip(self.manifest.entries, self._flat, strict=True):
+            if _address(self.tensors[entry.name]) != _address(flat):
+                raise InvalidParameters(f"parameter {entry.name!r} has been moved: build its Parameters anew")
+            yield entry, flat
 
     def apply(self, commit: Commit, backend: str | Backend | None = None) -> None:
-        """Advance by one round. Nothing else writes the weights.
+        """Advance by one round: the one writer of a federation's weights.
 
         u is summed over the commit's rows, then columns, each product and each sum rounded to float32; then w - u,
         once. bf16 weights round that stochastically with bits of the stream.

@@ -41,10 +41,12 @@ def test_engines_agree_on_other_models(task, mu, local_epochs):
     np.testing.assert_allclose(batched, sequential, rtol=0.02, atol=0.02 * np.abs(sequential).max())
 
 
-def test_chunks_of_directions_change_nothing(monkeypatch):
-    whole = votes("batched", "mnist-cnn")
+@pytest.mark.parametrize("task", ["mnist", "mnist-cnn"])
+def test_chunks_of_directions_change_nothing(task, monkeypatch):
+    whole = votes("batched", task, mu=0.02)
     monkeypatch.setattr("cyber0.simulation.slopes.BUDGET", 1)
-    np.testing.assert_allclose(votes("batched", "mnist-cnn"), whole, rtol=1e-3, atol=1e-3 * np.abs(whole).max())
+    parts = votes("batched", task, mu=0.02)
+    np.testing.assert_allclose(parts, whole, rtol=1e-2, atol=1e-2 * np.abs(whole).max())
 
 
 @pytest.mark.parametrize("scheme", ["unbiased", "biased", "compressed"])

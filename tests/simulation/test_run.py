@@ -144,6 +144,62 @@ def test_folders_in_use_are_refused(tmp_path, monkeypatch, capsys):
     assert "it was cut off" in fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
 
 
+def test_what_is_left_of_another_run_is_not_adopted(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    invoke(*SMALL, "--rounds", 2, "--out", out)
+    (out / "config.toml").unlink()
+    before = (out / "metrics.jsonl").read_bytes()
+    assert "holds another run" in fail(*SMALL, "--out", out, monkeypatch=monkeypatch, capsys=capsys)
+    assert (out / "metrics.jsonl").read_bytes() == before
+    (out / "config.toml").write_text("")
+    assert "is not complete: it lacks algorithm" in fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_a_damaged_folder_is_a_sentence(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    invoke(*SMALL, "--rounds", 4, "--out", out)
+    text = (out / "metrics.jsonl").read_text()
+    for damaged in ("garbage\n" + text, '{"step": 1}\n', "\0\0\n", "[]\n"):
+        (out / "metrics.jsonl").write_text(damaged)
+        assert "is damaged" in fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_a_run_continues_on_its_own_data_alone(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    invoke(*SMALL, "--rounds", 8, "--out", out)
+    lines = lines_of(out)
+    lines[0]["data_sha256"] = "0" * 64
+    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "another data_sha256" in fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_what_a_resume_cuts_off_can_be_cut_off_again(tmp_path):
+    """A run killed while it is being resumed is where it was: nothing is rewritten."""
+    out = tmp_path / "run"
+    invoke(*SMALL, "--rounds", 12, "--out", out)
+    fingerprint = summary_of(out)["model_fingerprint"]
+    whole = (out / "scalars.f32").read_bytes()
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:9])
+    from cyber0.simulation.folder import Folder
+
+    folder = Folder.resume(out)  # as far as a process came that was then killed
+    folder.aggregates(1, 8)
+    folder.close()
+    assert whole.startswith((out / "scalars.f32").read_bytes())
+    assert invoke("--resume", out).exit_code == 0
+    assert summary_of(out)["model_fingerprint"] == fingerprint
+
+
+def test_a_model_that_diverges_leaves_numbers_that_json_knows(tmp_path):
+    out = tmp_path / "run"
+    invoke(*SMALL, "--rounds", 80, "--rule", "mean", "--attack", "foe(omega=1e7)", "--lr", 1e29, "--out", out)
+    text = (out / "metrics.jsonl").read_text()
+    strict = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+    assert strict[-1]["loss"] is None
+    assert json.loads((out / "summary.json").read_text(), parse_constant=pytest.fail)["final_loss"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -153,6 +209,8 @@ def test_folders_in_use_are_refused(tmp_path, monkeypatch, capsys):
         (["--scheme", "sideways"], "scheme = 'sideways'"),
         (["--mu", -1], "mu = -1.0: input should be greater than or equal to 0"),
         (["--participation", 0], "participation = 0.0"),
+        (["--participation", 0.5], "participation = 0.5 invites 20 of clients = 40"),
+        (["--mu", 1e-50], "mu = 1e-50 is too small for float32"),
         (["--rule", "no_such_package.rules:mine"], "no module 'no_such_package'"),
         (["--data", "/no/such/folder"], "/no/such/folder"),
         (["no_recipe.toml"], "cannot read the recipe no_recipe.toml"),
@@ -170,6 +228,8 @@ def test_bad_recipes(tmp_path, monkeypatch, capsys):
         ("ruel = 'mean'", "unknown key 'ruel'"),
         ("rule = ", "is not TOML"),
         ("lr = 'x'", "lr = 'x'"),
+        ("clients = '6'", "clients = '6'"),
+        ("byzantine = true", "byzantine = True"),
     ):
         recipe.write_text(text)
         assert message in fail(recipe, monkeypatch=monkeypatch, capsys=capsys)
@@ -178,9 +238,10 @@ def test_bad_recipes(tmp_path, monkeypatch, capsys):
 def test_every_key_is_an_option():
     from cyber0.config import RunConfig
 
-    shown = invoke("--help").output
-    assert all(f"--{name.replace('_', '-')}" in shown for name in RunConfig.model_fields if len(name) < 14)
-    assert tomllib.loads(invoke("--print-config").output).keys() == RunConfig.model_fields.keys() - {"data"}
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
+    assert all(f"--{name.replace('_', '-')} " in shown for name in RunConfig.model_fields)
+    assert "One of unbiased, biased, compressed. [default: unbiased]" in shown
+    assert tomllib.loads(invoke("--print-config").output).keys() == RunConfig.model_fields.keys() - {"alpha", "data"}
 
 
 def test_quiet_when_not_a_terminal():

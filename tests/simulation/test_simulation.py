@@ -55,18 +55,47 @@ def test_a_round_short_of_votes_changes_nothing():
     short = [played for played in rounds if played.aggregate is None]
     assert 0 < len(short) < 40
     assert all(played.admitted <= 4 for played in short)
-    lonely, rounds = simulate(participation=0.3, rounds=5)
+    lonely, rounds = simulate(dropout=0.9, rounds=5)
     assert all(played.aggregate is None for played in rounds)
     assert not any(p.any() for p in lonely.parameters.tensors.values())
     assert simulation.parameters.fingerprint() != lonely.parameters.fingerprint()
 
 
+def test_a_rule_is_not_asked_for_more_than_it_can_decide():
+    """Bulyan needs 4 b + 3 votes: a round with fewer is left out, it does not end the run."""
+    _, rounds = simulate(rule="bulyan", clients=12, byzantine=2, dropout=0.15, rounds=30)
+    decided = {played.admitted for played in rounds if played.aggregate is not None}
+    assert decided == {11, 12}
+    assert any(played.aggregate is None for played in rounds)
+    _, rounds = simulate(rule="bulyan", clients=11, byzantine=2, attack="nonfinite", rounds=2)
+    assert all(played.aggregate is None for played in rounds)
+
+
+def along_the_wrong_axis(vectors, byzantine):  # noqa: ARG001
+    return vectors.mean(0)
+
+
+def not_a_number(vectors, byzantine):  # noqa: ARG001
+    return vectors[..., 0, :] * (np.nan if vectors.any() else 1)
+
+
+def test_a_rule_of_yours_is_checked(monkeypatch):
+    import cyber0.aggregation.naming as naming
+
+    monkeypatch.setitem(naming.RULES, "wrong", along_the_wrong_axis)
+    monkeypatch.setitem(naming.RULES, "nan", not_a_number)
+    with pytest.raises(errors.InvalidAggregation, match=r"rule 'wrong' made \(2, 5, 3\) votes into \(5, 3\)"):
+        simulate(rule="wrong")
+    with pytest.raises(errors.InvalidAggregation, match=r"rule 'nan' made .* finite numbers"):
+        simulate(rule="nan")
+
+
 def test_participation_is_drawn_by_seed():
-    drawn = [participants(seed, t, 20, 0.5, 0.2) for seed in (0, 1) for t in (0, 1)]
+    drawn = [participants(seed, t, 20, 10, 0.2) for seed in (0, 1) for t in (0, 1)]
     assert all((np.diff(who) > 0).all() and len(who) <= 10 for who in drawn)
     assert len({tuple(who) for who in drawn}) == 4
-    assert (participants(0, 0, 20, 0.5, 0.2) == drawn[0]).all()
-    assert np.mean([len(participants(0, t, 100, 1.0, 0.3)) for t in range(200)]) == pytest.approx(70, abs=2)
+    assert (participants(0, 0, 20, 10, 0.2) == drawn[0]).all()
+    assert np.mean([len(participants(0, t, 100, 100, 0.3)) for t in range(200)]) == pytest.approx(70, abs=2)
 
 
 def test_two_clients_never_draw_each_others_samples():
@@ -97,6 +126,17 @@ def test_clients_draw_what_they_would_draw_alone():
         ({"device": "cuda:77"}, errors.InvalidConfig, "device = 'cuda:77' cannot be used"),
         ({"device": "gpu"}, errors.InvalidConfig, "device = 'gpu' cannot be used"),
         ({"clients": 5000}, errors.InvalidData, "5000"),
+        ({"device": "meta"}, errors.InvalidConfig, "device = 'meta' cannot be used"),
+        ({"partition": "iid", "alpha": 2.0}, errors.UnknownName, "alpha"),
+        ({"partition": "dirichlet(alpha='x')"}, errors.InputError, "alpha"),
+        ({"partition": "shards(per_client=1.5)"}, errors.InputError, "shards"),
+        ({"task": "mnist-mlp(hidden='a')"}, errors.InvalidConfig, "task = .*hidden"),
+        ({"task": "mnist-mlp(hidden=-1)"}, errors.InvalidConfig, "task = "),
+        ({"rule": "krum(power='x')"}, errors.InputError, "krum"),
+        ({"rule": "krum(power={[]: 1})"}, errors.InvalidName, "options are written name=value"),
+        ({"rule": "krum(**{'power': 1})"}, errors.InvalidName, "options are written name=value"),
+        ({"rule": ":foo"}, errors.InvalidName, "names no module"),
+        ({"rule": ".x:foo"}, errors.InvalidName, "names no module"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_at_once(options, error, message):

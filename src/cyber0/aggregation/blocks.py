@@ -3,11 +3,11 @@
 The blocks are the same on every machine, and what comes of them is put together in order: threads change no bit.
 """
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import partial
 from typing import Any
+
+from cyber0.threads import cores, together
 
 __all__ = ["in_blocks"]
 
@@ -22,14 +22,5 @@ def in_blocks(function: Callable[[slice], Any], k: int) -> list[Any]:
     """
     if k <= COLUMNS:
         return [function(slice(0, k))]
-    return list(_pool().map(function, (slice(first, min(first + COLUMNS, k)) for first in range(0, k, COLUMNS))))
-
-
-@lru_cache(maxsize=1)
-def _pool() -> ThreadPoolExecutor:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ThreadPoolExecutor(cores, thread_name_prefix="cyber0")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+    blocks = (slice(first, min(first + COLUMNS, k)) for first in range(0, k, COLUMNS))
+    return together(cores(), [partial(function, block) for block in blocks])

@@ -23,7 +23,7 @@ CASES = {
 
 def demo(
     rounds: Annotated[int, typer.Option(min=1, help="How many rounds to train.")] = 120,
-    clients: Annotated[int, typer.Option(min=3, max=1000, help="How many clients; a quarter of them lie.")] = 40,
+    clients: Annotated[int, typer.Option(min=4, max=1000, help="How many clients; a quarter of them lie.")] = 40,
 ) -> None:
     """Train a federation with liars in it on 4,000 embedded digits: once with a mean, once with a robust rule."""
     require("torch", extra="train")
@@ -40,12 +40,12 @@ def demo(
             last = Simulation(_config(rounds, clients, rule, attack))
             aggregates = [_after(progress, bar, played.aggregate) for played in last.play()]
             accuracy[name] = last.evaluate()[0]
-            table.add_row(name, rule, f"{accuracy[name]:.1%}", f"{rounds * last.learner.scalars * 4 / 1e3:,.1f} kB")
+            table.add_row(name, rule, f"{accuracy[name]:.1%}", f"{rounds * last.config.plan.scalars * 4 / 1e3:,.1f} kB")
     console.print(table)
     console.print(_in_words(clients, accuracy))
     trained, rebuilt = last.parameters.fingerprint(), _rebuilt(last, aggregates)
     verdict = "the same model to the last bit" if trained == rebuilt else "ANOTHER MODEL"
-    kept = f"{rounds * last.learner.scalars * 4 / 1e3:,.1f} kB"
+    kept = f"{rounds * last.config.plan.scalars * 4 / 1e3:,.1f} kB"
     console.print(
         f"Its {kept} of aggregated scalars are the model: {trained:016x} as trained, {rebuilt:016x} as rebuilt"
     )
@@ -77,7 +77,7 @@ def _rebuilt(simulation: Any, aggregates: list[Any]) -> int:
 def _in_words(clients: int, accuracy: dict[str, float]) -> str:
     honest, broken, robust = accuracy.values()
     return (
-        f"{clients // 4} of {clients} clients lie together, knowing all votes and the rule (FOE). Averaging lets them: "
-        f"the model falls from {honest:.0%} to {broken:.0%}. Mixing each vote with its nearest and trimming the "
-        f"extremes (nnm+cwtm) holds against them: {robust:.0%}."
+        f"{clients // 4} of {clients} clients lie together, knowing all votes and the rule (FOE). Averaging them in, "
+        f"the model ends at {broken:.0%} instead of {honest:.0%}. Mixing each vote with its nearest and trimming the "
+        f"extremes (nnm+cwtm), it ends at {robust:.0%}."
     )

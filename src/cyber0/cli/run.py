@@ -4,7 +4,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from shlex import quote
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.console import Console
@@ -24,13 +25,17 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     own = [p for p in Signature.from_callable(command).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     for name, field in RunConfig.model_fields.items():
-        default = "none" if field.default is None else str(field.default)
-        option = typer.Option(help=field.description, show_default=default)
+        option = typer.Option(help=_help(field.annotation, field.description or "", field.default), show_default=False)
         annotation = Annotated[_plain(field.annotation) | None, option]
         own.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     command.__signature__ = Signature(own)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
     return command
+
+
+def _help(annotation: Any, description: str, default: Any) -> str:
+    choices = f" One of {', '.join(get_args(annotation))}." if get_origin(annotation) is Literal else ""
+    return description + choices + ("" if default is None else rf" \[default: {default}]")
 
 
 def _plain(annotation: Any) -> Any:
@@ -63,7 +68,8 @@ def run(
 
 def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None, resume: Path | None) -> RunConfig:
     if resume is None:
-        return merged(load(recipe) if recipe else {}, given)
+        config = merged(load(recipe) if recipe else {}, given)
+        return config.model_copy(update={"data": str(Path(config.data).resolve())}) if config.data else config
     if recipe or given or out:
         raise InvalidConfig(f"--resume {resume} takes its configuration from that folder: give no other")
     from cyber0.simulation.folder import Folder
@@ -79,9 +85,8 @@ def _simulate(config: RunConfig, folder: Path | None, *, resuming: bool) -> None
         with _watching(console, config) as watch:
             summary = simulate(config, folder, resume=resuming, watch=watch)
     except KeyboardInterrupt:
-        again = (
-            f"continue with: cyber0 run --resume {folder}" if folder else "nothing was kept: name a folder with --out"
-        )
+        kept = folder is not None and (folder / "config.toml").exists()
+        again = f"continue with: cyber0 run --resume {quote(str(folder))}" if kept else "nothing was kept"
         console.print(f"stopped; {again}", markup=False, highlight=False)
         raise typer.Exit(130) from None
     for name, value in summary.items():
@@ -109,7 +114,8 @@ def _watching(console: Console, config: RunConfig) -> Any:
         def watch(played: Any, line: dict[str, Any]) -> None:
             sent = line["bytes_up_per_client"] / 1e3
             done = played.number + 1
-            progress.update(bar, completed=done, accuracy=line["accuracy"], loss=line["loss"], sent=sent)
+            loss = float("nan") if line["loss"] is None else line["loss"]
+            progress.update(bar, completed=done, accuracy=line["accuracy"], loss=loss, sent=sent)
 
         yield watch
 

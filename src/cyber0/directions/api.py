@@ -1,7 +1,7 @@
 """The operations on directions: sample them, move weights along them, sum them, project on them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,16 +274,18 @@ _UNITS: dict[tuple[DirectionKey, int], float] = {}  # a memo: the same on every 
 
 def _units(keys: Sequence[DirectionKey], dimension: int, backend: Backend, device: Any) -> list[float]:
     """What scales Gaussian directions to length one; squared lengths are summed in integers, so in any order."""
-    missing = [key for key in dict.fromkeys(keys) if (key, dimension) not in _UNITS]
-    if len(_UNITS) + len(missing) > 2**16:
-        _UNITS.clear()
-        missing = list(dict.fromkeys(keys))
+    known = {key: _UNITS.get((key, dimension)) for key in keys}
+    missing = [key for key, unit in known.items() if unit is None]
     if missing:
         packed = pack(missing, "gaussian", np.ones(len(missing)), np.ones(len(missing)))
         squared = np.array(backend.squared_lengths(packed, dimension, device), dtype=np.float64)
         units = 1.0 / np.sqrt(np.maximum(squared, 1) / 2**20)  # 0 is possible where the dimension is 1
-        _UNITS.update(zip(((key, dimension) for key in missing), units.astype(np.float32).tolist(), strict=True))
-    return [_UNITS[key, dimension] for key in keys]
+        found = dict(zip(missing, units.astype(np.float32).tolist(), strict=True))
+        known |= found
+        if len(_UNITS) > 2**16:
+            _UNITS.clear()
+        _UNITS.update({(key, dimension): unit for key, unit in found.items()})
+    return cast("list[float]", [known[key] for key in keys])
 
 
 def _flat(weights: Any, *outs: Any) -> tuple[Buffer, list[Buffer]]:

@@ -199,13 +199,22 @@ def _fingerprint(weights, total, first_tile, shift, size, TILE: tl.constexpr):
 
 
 def table(packed: Packed, device: Any) -> Any:
-    """The directions as kernels read them, in the memory of the device."""
+    """The directions as kernels read them, in memory of the device that is yours to write: for captured graphs."""
+    return torch.frombuffer(bytearray(packed.tobytes()), dtype=torch.int32).to(device)
+
+
+def _cached(packed: Packed, device: Any) -> Any:
     return _table(packed.tobytes(), device)
 
 
 @lru_cache(maxsize=64)
 def _table(words: bytes, device: Any) -> Any:
     return torch.frombuffer(bytearray(words), dtype=torch.int32).to(device)
+
+
+def _rows(packed: Packed) -> list[slice]:
+    """As many directions at a time as a grid has rows."""
+    return [slice(first, first + 65_535) for first in range(0, len(packed), 65_535)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +228,22 @@ class Triton:
     name: str = "triton"
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        arguments = out, table(packed, out.device)
-        _launch(_fill, arguments, start, out.shape[1], out.device, rows=len(packed), BITS=_bits(packed))
+        for part in _rows(packed):
+            arguments = out[part], _cached(packed[part], out.device)
+            _launch(_fill, arguments, start, out.shape[1], out.device, rows=len(packed[part]), BITS=_bits(packed))
 
     def squared_lengths(self, packed: Packed, dimension: int, device: Any) -> list[int]:
         totals = torch.zeros(len(packed), dtype=torch.int64, device=device)
-        arguments = totals, table(packed, device)
-        _launch(_squared_lengths, arguments, 0, dimension, device, rows=len(packed), BITS=_bits(packed))
+        for part in _rows(packed):
+            arguments = totals[part], _cached(packed[part], device)
+            _launch(_squared_lengths, arguments, 0, dimension, device, rows=len(packed[part]), BITS=_bits(packed))
         return totals.tolist()
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
-        move(weights, table(packed, weights.device), start, plus, minus, bits=_bits(packed))
+        move(weights, _cached(packed, weights.device), start, plus, minus, bits=_bits(packed))
 
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
-        descend(weights, table(packed, out.device), start, out, bits=_bits(packed))
+        descend(weights, _cached(packed, out.device), start, out, bits=_bits(packed))
 
     def fingerprint(self, weights: Buffer, start: int) -> int:
         total = torch.zeros(1, dtype=torch.int64, device=weights.device)

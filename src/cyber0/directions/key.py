@@ -87,6 +87,8 @@ def check_slice(size: int, start: int, family: str, dimension: int | None) -> in
         if family == "sphere" and start > 0:
             raise InvalidSize(f"start = {start}: a slice of a sphere direction needs dimension=, its whole length")
         return start + size
+    if dimension > COORDINATES:
+        raise InvalidSize(f"dimension = {dimension}: a direction has at most 2**50 coordinates")
     if dimension < start + size:
         raise InvalidSize(f"dimension = {dimension} ends before start + size = {start + size}")
     return dimension

@@ -1,16 +1,15 @@
 """The backend `cpu`: the compiled stream on as many threads as there are cores."""
 
 import ctypes
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
 
 from cyber0.directions.backend import Buffer, Packed
 from cyber0.errors import BackendError
+from cyber0.threads import cores, together
 
 __all__ = ["Cpu", "available"]
 
@@ -45,19 +44,6 @@ def _library() -> Any:
         function = getattr(library, f"cyber0_{name}")
         function.argtypes, function.restype = arguments, result
     return library
-
-
-@lru_cache(maxsize=4)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="cyber0")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +119,12 @@ class Cpu:
 
         128 coordinates are whole blocks of every family, so that no thread generates another's values.
         """
-        threads = min(self.threads or _cores(), max(1, size * cost // WORTH_A_THREAD))
+        threads = min(self.threads or cores(), max(1, size * cost // WORTH_A_THREAD))
         if threads == 1:
             return [work(0, size)]
         step = -(-size // threads // whole) * whole
-        parts = [_pool(threads).submit(work, first, min(step, size - first)) for first in range(0, size, step)]
-        return [part.result() for part in parts]
+        parts = [partial(work, first, min(step, size - first)) for first in range(0, size, step)]
+        return together(threads, parts)
 
 
 def _at(buffer: Buffer | None, first: int) -> int | None:

@@ -8,6 +8,7 @@ model.safetensors  the final weights
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cyber0.extras import require
 
 __all__ = ["Folder"]
 
+FILES = ("config.toml", "metrics.jsonl", "scalars.f32", "summary.json", "model.safetensors")
 Line = dict[str, Any]
 
 
@@ -27,87 +29,115 @@ class Folder:
     """A run's folder, held by one process at a time; made by `Folder.new` or `Folder.resume`.
 
     >>> from tempfile import mkdtemp
-    >>> folder = Folder.new(Path(mkdtemp()) / "run", RunConfig(rounds=2), width=64)
-    >>> folder.append(np.ones((1, 64)), {"round": 1, "accuracy": 0.5})
+    >>> folder = Folder.new(Path(mkdtemp()) / "run", RunConfig(rounds=2))
+    >>> folder.append(np.ones((1, 1, 64)), {"round": 1, "accuracy": 0.5})
     >>> folder.close()
-    >>> folder = Folder.resume(folder.path, width=64)
-    >>> folder.aggregates.shape, folder.lines
-    ((1, 1, 64), [{'round': 1, 'accuracy': 0.5}])
+    >>> folder = Folder.resume(folder.path)
+    >>> folder.lines
+    [{'round': 1, 'accuracy': 0.5}]
+    >>> folder.aggregates(rows=1, width=64).shape
+    (1, 1, 64)
     >>> folder.close()
     """
 
-    def __init__(self, path: Path, config: RunConfig, width: int) -> None:
-        self.path, self.config = path, config
-        self._lock = _locked(path)
-        self._shape = (-1, 1 if config.algorithm == "fedavg" else config.plan.rows, width)
-        try:
-            self.lines, self.aggregates = self._recover()
-        except InvalidConfig:
-            self._lock.close()
-            raise
-        self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._scalars = (path / "scalars.f32").open("ab")
+    def __init__(self, path: Path, config: RunConfig, lock: Any) -> None:
+        self.path, self.config, self._lock = path, config, lock
+        self.lines = self._whole_lines()
 
     @classmethod
-    def new(cls, path: Path, config: RunConfig, width: int) -> "Folder":
-        """Make the folder of a new run; one that holds another run is refused."""
-        if (path / "config.toml").exists():
-            raise InvalidConfig(f"{path} holds another run: name another folder, or continue it by --resume {path}")
+    def new(cls, path: Path, config: RunConfig) -> "Folder":
+        """Make the folder of a new run; one that holds files of another run is refused, and left as it is."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with (path / "config.toml").open("x", encoding="utf-8") as file:
-                file.write(config.to_toml())
+            lock = _locked(path)
+            for name in FILES:
+                if (path / name).exists():
+                    lock.close()
+                    raise InvalidConfig(
+                        f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}"
+                    )
+            _write_whole(path / "config.toml", config.to_toml())
         except OSError as error:
             raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
-        return cls(path, config, width)
+        return cls(path, config, lock)
 
     @classmethod
-    def resume(cls, path: Path, width: int | None = None) -> "Folder":
+    def resume(cls, path: Path) -> "Folder":
         """Open the folder of a run that was stopped."""
         config = cls.configuration(path)
-        return cls(path, config, width or config.directions)
+        try:
+            lock = _locked(path)
+        except OSError as error:
+            raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
+        try:
+            return cls(path, config, lock)
+        except BaseException:
+            lock.close()
+            raise
 
     @staticmethod
     def configuration(path: Path) -> RunConfig:
         """What the run in a folder was asked to do."""
         if not (path / "config.toml").exists():
             raise InvalidConfig(f"{path} holds no run: there is no config.toml in it")
-        return merged(load(path / "config.toml"), {})
+        keys = load(path / "config.toml")
+        config = merged(keys, {})
+        missing = sorted(config.model_dump(exclude_none=True).keys() - keys.keys())
+        if missing:
+            raise InvalidConfig(f"{path / 'config.toml'} is not complete: it lacks {', '.join(missing)}")
+        return config
+
+    def aggregates(self, rows: int, width: int) -> NDArray[np.float32]:
+        """What was aggregated up to the last evaluation, [rounds, rows, width]; what came after it is cut off."""
+        scalars = self.path / "scalars.f32"
+        size = (self.lines[-1]["round"] if self.lines else 0) * rows * width * 4
+        found = scalars.stat().st_size if scalars.exists() else 0
+        if found < size:
+            raise InvalidConfig(f"{scalars} has {found} bytes, but metrics.jsonl tells of {size}: it was cut off")
+        if found > size:
+            os.truncate(scalars, size)
+        data = scalars.read_bytes() if size else b""
+        return np.frombuffer(data, dtype="<f4").reshape(-1, rows, width)
 
     def append(self, aggregates: NDArray[Any], line: Line) -> None:
-        """Add rounds, [rounds, rows, k] or the one round's [rows, k], then the evaluation at their end."""
-        self._scalars.write(np.asarray(aggregates, dtype="<f4").tobytes())
-        self._scalars.flush()
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
+        """Add rounds, [rounds, rows, width], then the evaluation at their end."""
+        with (self.path / "scalars.f32").open("ab") as file:
+            file.write(np.asarray(aggregates, dtype="<f4").tobytes())
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def finish(self, summary: Line, tensors: dict[str, Any]) -> None:
-        """Write the outcome and the final weights."""
+        """Write the final weights and the outcome."""
         require("safetensors.torch", extra="train").save_file(tensors, self.path / "model.safetensors")
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        _write_whole(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Let go of the folder."""
-        for file in (self._metrics, self._scalars, self._lock):
-            file.close()
+        self._lock.close()
 
-    def _recover(self) -> tuple[list[Line], NDArray[np.float32]]:
-        """Everything up to the last evaluation that was written whole; what came after is cut off and played again."""
-        lines: list[Line] = []
-        metrics, scalars = self.path / "metrics.jsonl", self.path / "scalars.f32"
-        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
-        for line in text.splitlines(keepends=True):
-            if not line.endswith("\n"):
-                break
-            lines.append(json.loads(line))
-        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        rounds = lines[-1]["round"] if lines else 0
-        size = rounds * self._shape[1] * self._shape[2] * 4
-        data = scalars.read_bytes()[:size] if scalars.exists() else b""
-        if len(data) < size:
-            raise InvalidConfig(f"{scalars} has {len(data)} bytes, but metrics.jsonl tells of {size}: it was cut off")
-        scalars.write_bytes(data)
-        return lines, np.frombuffer(data, dtype="<f4").reshape(self._shape)
+    def _whole_lines(self) -> list[Line]:
+        """The evaluations that were written whole; half a line at the end is cut off, and played again."""
+        metrics = self.path / "metrics.jsonl"
+        data = metrics.read_bytes() if metrics.exists() else b""
+        whole = data.rfind(b"\n") + 1
+        try:
+            lines = [json.loads(line) for line in data[:whole].splitlines()]
+            _ = [line["round"] for line in lines]
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidConfig(f"{metrics} is damaged: {error}") from None
+        if whole < len(data):
+            os.truncate(metrics, whole)
+        return lines
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
 
 
 def _locked(path: Path) -> Any:
@@ -119,7 +149,9 @@ def _locked(path: Path) -> Any:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:  # no such locks on this system
         pass
-    except OSError:
+    except BlockingIOError:
         file.close()
         raise InvalidConfig(f"{path} is in use by another run that has not ended") from None
+    except OSError:  # no locks on this file system
+        pass
     return file

@@ -1,7 +1,7 @@
 """How clients learn in a simulation: cyber0 by either engine, and the FedAvg baseline.
 
-A learner gives `votes(t, present)`, what each present client would honestly send, [rows, clients, k], and
-`advance(t, aggregate)`, which moves the global model by the aggregated rows [rows, k].
+A learner gives `votes(t, present)`, what each present client would honestly send, [rows, clients, width], and
+`advance(t, aggregate)`, which moves the global model by the aggregated rows [rows, width].
 """
 
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cyber0.client import Client
 from cyber0.directions import COMPRESSED_EPOCH, matrix
+from cyber0.errors import InvalidCommit
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
 from cyber0.simulation.population import Indices, Population
@@ -26,14 +27,15 @@ Votes = NDArray[np.float32]
 class Learner(Protocol):
     """What the round loop needs of an algorithm."""
 
-    scalars: int
+    rows: int
+    width: int
 
     def votes(self, t: int, present: Indices) -> Votes:
-        """What each present client would honestly send: [rows, clients, k]."""
+        """What each present client would honestly send: [rows, clients, width]."""
         ...
 
     def advance(self, t: int, aggregate: NDArray[Any]) -> None:
-        """Move the global model by the aggregate: [rows, k]."""
+        """Move the global model by the aggregate: [rows, width]."""
         ...
 
 
@@ -42,7 +44,7 @@ class Batched:
 
     def __init__(self, task: Task, parameters: Parameters, population: Population, plan: Plan) -> None:
         self.task, self.parameters, self.population, self.plan = task, parameters, population, plan
-        self.scalars = plan.scalars
+        self.rows, self.width = plan.rows, plan.directions
 
     def votes(self, t: int, present: Indices) -> Votes:
         """Alg. 1, lines 3 to 11, for all clients together."""
@@ -82,7 +84,8 @@ class Sequential:
     """cyber0, one client after the other, each by the code a client of a real federation runs."""
 
     def __init__(self, task: Task, parameters: Parameters, population: Population, plan: Plan) -> None:
-        self.parameters, self.plan, self.scalars = parameters, plan, plan.scalars
+        self.parameters, self.plan = parameters, plan
+        self.rows, self.width = plan.rows, plan.directions
         self._clients: list[Client] = [
             Client(parameters, task.losses, _batch_of(population, client), plan) for client in range(population.clients)
         ]
@@ -109,7 +112,7 @@ class FedAvg:
 
     def __init__(self, task: Task, parameters: Parameters, population: Population, plan: Plan) -> None:
         self.task, self.parameters, self.population, self.plan = task, parameters, population, plan
-        self.scalars = parameters.size
+        self.rows, self.width = 1, parameters.size
 
     def votes(self, t: int, present: Indices) -> Votes:
         """The sum of each client's gradients along its local steps: [1, clients, d]."""
@@ -122,6 +125,10 @@ class FedAvg:
 
     def advance(self, t: int, aggregate: NDArray[Any]) -> None:  # noqa: ARG002
         """Take one step of the learning rate along the aggregate."""
-        step = torch.as_tensor((self.plan.learning_rate * aggregate[0]).astype(np.float32))
+        with np.errstate(over="ignore"):
+            values = (self.plan.learning_rate * aggregate[0].astype(np.float64)).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise InvalidCommit("the learning rate times the aggregate is too large for float32")
+        step = torch.as_tensor(values)
         for entry, flat in self.parameters:
             flat -= step[entry.start : entry.start + entry.size].to(flat.device)

@@ -14,20 +14,20 @@ from cyber0.tasks.dataset import Dataset
 __all__ = ["Population", "participants"]
 
 Indices = NDArray[np.int64]
-AHEAD = 32  # rounds whose batches are drawn in one call: as cheap as one
+AHEAD, SAMPLES = 32, 2**20  # rounds whose batches are drawn in one call, and how many samples that may be
 
 
-def participants(seed: int, t: int, clients: int, participation: float, dropout: float) -> Indices:
-    """Who takes part in round t: a fraction of the clients drawn by seed, less those who drop out.
+def participants(seed: int, t: int, clients: int, invited: int, dropout: float) -> Indices:
+    """Who takes part in round t: as many as are invited, drawn by seed, less those who drop out.
 
-    >>> participants(seed=0, t=0, clients=10, participation=0.5, dropout=0.0)
-    array([0, 1, 2, 5, 8])
+    >>> participants(seed=0, t=0, clients=10, invited=5, dropout=0.0)
+    array([5, 6, 7, 8, 9])
     """
-    if participation == 1 and dropout == 0:
+    if invited == clients and dropout == 0:
         return np.arange(clients)
     rng = np.random.default_rng([seed, t, 0x50415254])  # "PART"
-    invited = rng.permutation(clients)[: max(1, round(participation * clients))]
-    return np.sort(invited[rng.random(len(invited)) >= dropout])
+    drawn = rng.permutation(clients)[:invited]
+    return np.sort(drawn[rng.random(invited) >= dropout])
 
 
 @dataclass(eq=False)
@@ -75,7 +75,8 @@ class Population:
     def _indices(self, t: int) -> Indices:
         """The samples of round t, [local epochs, clients, batch]: `batch_indices` of each client."""
         if t not in self._drawn:
-            rounds, epochs = np.arange(t, t + AHEAD), np.arange(self.local_epochs)
+            ahead = max(1, min(AHEAD, SAMPLES // (self.local_epochs * self.clients * self.batch)))
+            rounds, epochs = np.arange(t, t + ahead), np.arange(self.local_epochs)
             keys = np.arange(self.clients), rounds[:, None, None], epochs[:, None]
             found = self._samples[self._starts[:, None] + positions(self.seed, *keys, self._counts, self.batch)]
             self._drawn = dict(zip(rounds.tolist(), found, strict=True))

@@ -1,5 +1,7 @@
 """A run from its first round to its summary, in a folder or without one."""
 
+import hashlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cyber0.config import RunConfig
+from cyber0.errors import InvalidConfig
 from cyber0.simulation.folder import Folder, Line
 from cyber0.simulation.simulation import Round, Simulation
 
@@ -23,10 +26,9 @@ def run(config: RunConfig, out: Path | None = None, *, resume: bool = False, wat
     >>> summary["rounds"], summary["scalars_up_per_client"], summary["bytes_up_per_client"]
     (2, 8.0, 32.0)
     """
-    simulation = Simulation(config)
-    width = simulation.learner.scalars // (1 if config.algorithm == "fedavg" else config.plan.rows)
-    folder = None if out is None else (Folder.resume(out, width) if resume else Folder.new(out, config, width))
+    folder = None if out is None else (Folder.resume(out) if resume else Folder.new(out, config))
     try:
+        simulation = Simulation(config)
         lines = _play(simulation, folder, watch or (lambda _round, _line: None))
         summary = _summary(simulation, lines)
         if folder is not None:
@@ -38,22 +40,15 @@ def run(config: RunConfig, out: Path | None = None, *, resume: bool = False, wat
 
 
 def _play(simulation: Simulation, folder: Folder | None, watch: Watch) -> list[Line]:
-    lines = list(folder.lines) if folder else []
-    if folder is not None:
-        simulation.replay(folder.aggregates)
-    clock = time.perf_counter() - (lines[-1]["seconds"] if lines else 0.0)
-    tally = lines[-1] if lines else _line(simulation, 0.0, 0, 0)
-    if not lines:
-        lines.append(tally)
-        if folder is not None:
-            folder.append(np.empty((0,)), tally)
+    lines = _begin(simulation, folder)
     pending: list[Any] = []
-    voters, skipped = tally["votes"], tally["skipped"]
+    votes, skipped = lines[-1]["votes"], lines[-1]["skipped"]
+    clock = time.perf_counter() - lines[-1]["seconds"]
     for played in simulation.play():
         pending.append(_aggregate(simulation, played))
-        voters, skipped = voters + played.present, skipped + (played.aggregate is None)
+        votes, skipped = votes + played.present, skipped + (played.aggregate is None)
         if simulation.rounds % simulation.config.evaluate_every == 0 or simulation.rounds == simulation.config.rounds:
-            lines.append(_line(simulation, time.perf_counter() - clock, voters, skipped))
+            lines.append(_line(simulation, time.perf_counter() - clock, votes, skipped))
             if folder is not None:
                 folder.append(np.stack(pending), lines[-1])
             pending.clear()
@@ -61,27 +56,54 @@ def _play(simulation: Simulation, folder: Folder | None, watch: Watch) -> list[L
     return lines
 
 
+def _begin(simulation: Simulation, folder: Folder | None) -> list[Line]:
+    """The evaluations so far, with the simulation where the last one left it; a first one for a new run."""
+    origin = _origin(simulation)
+    beginning = {**_line(simulation, 0.0, 0, 0), **origin}
+    if folder is None or not folder.lines:
+        if folder is not None:
+            folder.append(np.empty(0), beginning)
+        return [beginning]
+    for key, value in origin.items():
+        if folder.lines[0].get(key) != value:
+            raise InvalidConfig(
+                f"{folder.path} was begun with another {key} ({folder.lines[0].get(key)}, now {value}): "
+                "give it the same data"
+            )
+    simulation.replay(folder.aggregates(simulation.learner.rows, simulation.learner.width))
+    return list(folder.lines)
+
+
+def _origin(simulation: Simulation) -> Line:
+    """What a run starts from: it can only be continued with the same."""
+    dataset = simulation.task.dataset
+    digest = hashlib.sha256()
+    for part in (dataset.train_inputs, dataset.train_labels, dataset.test_inputs, dataset.test_labels):
+        digest.update(memoryview(np.ascontiguousarray(part)))  # pyright: ignore[reportArgumentType]
+    model = f"{simulation.parameters.fingerprint():016x}"  # nothing has been played yet
+    return {"data": dataset.source, "data_sha256": digest.hexdigest(), "model": model}
+
+
 def _aggregate(simulation: Simulation, played: Round) -> Any:
     if played.aggregate is not None:
         return played.aggregate
-    rows = 1 if simulation.config.algorithm == "fedavg" else simulation.config.plan.rows
-    return np.full((rows, simulation.learner.scalars // rows), np.nan, dtype=np.float32)
+    return np.full((simulation.learner.rows, simulation.learner.width), np.nan, dtype=np.float32)
 
 
-def _line(simulation: Simulation, seconds: float, voters: int, skipped: int) -> Line:
-    """An evaluation: what has been reached, and what it has cost each client so far."""
+def _line(simulation: Simulation, seconds: float, votes: int, skipped: int) -> Line:
+    """An evaluation: what has been reached, and what it has cost each client so far. A loss beyond numbers is None."""
     accuracy, loss = simulation.evaluate()
-    scalars = simulation.learner.scalars
-    up, down = voters * scalars / simulation.config.clients, float(simulation.rounds * scalars)
+    scalars = simulation.learner.rows * simulation.learner.width
+    up, down = votes * scalars / simulation.config.clients, float((simulation.rounds - skipped) * scalars)
     return {
         "round": simulation.rounds,
         "accuracy": accuracy,
-        "loss": loss,
+        "loss": loss if math.isfinite(loss) else None,
         "scalars_up_per_client": up,
         "scalars_down_per_client": down,
         "bytes_up_per_client": 4 * up,
         "bytes_down_per_client": 4 * down,
-        "votes": voters,
+        "votes": votes,
         "skipped": skipped,
         "seconds": seconds,
     }

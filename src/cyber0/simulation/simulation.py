@@ -1,6 +1,7 @@
 """The round loop: one round reads like the paper's Algorithm 1."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from cyber0 import aggregation, attacks
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidConfig
+from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit, InvalidConfig
+from cyber0.estimate import full_precision
 from cyber0.parameters import Parameters
 from cyber0.simulation.learners import Batched, FedAvg, Learner, Sequential
 from cyber0.simulation.population import Indices, Population, participants
@@ -21,6 +23,7 @@ from cyber0.tasks.task import find as find_task
 
 __all__ = ["Round", "Simulation"]
 
+LARGEST = float(np.finfo(np.float32).max)
 LEARNERS = {"batched": Batched, "sequential": Sequential}
 
 
@@ -53,11 +56,15 @@ class Simulation:
         self.config = config
         self.rule = aggregation.find(config.rule)
         self.attack = attacks.find(config.attack)
-        _check_rule(self.rule, config)
+        self.quorum = _quorum(self.rule, config)
         self.device = _device(config.device)
-        self.task = task or find_task(config.task)(None if config.data is None else Path(config.data), config.source)
-        self.population = self._populate()
-        self.parameters = Parameters.of(self.task.build(config.seed).to(self.device).eval())
+        with _named("task", config.task):
+            folder = None if config.data is None else Path(config.data)
+            self.task = task or find_task(config.task)(folder, config.source)
+            module = self.task.build(config.seed).to(self.device).eval()
+        self.parameters = Parameters.of(module)
+        with _named("partition", config.partition):
+            self.population = self._populate()
         self.learner = self._learner()
         self.rounds = 0
         self._test = tuple(
@@ -75,15 +82,20 @@ class Simulation:
     def play_round(self, t: int) -> Round:
         """One round (Alg. 1)."""
         config = self.config
-        present = participants(config.seed, t, config.clients, config.participation, config.dropout)
-        if len(present) <= 2 * config.byzantine:
+        present = participants(config.seed, t, config.clients, config.invited, config.dropout)
+        if len(present) < self.quorum:
             return Round(t, len(present), 0, None)
-        votes = self._attacked(t, self.learner.votes(t, present), present)  # lines 3 to 11, and the liars
+        with full_precision():
+            votes = self.learner.votes(t, present)  # lines 3 to 11
+        votes = self._attacked(t, votes, present)
         votes = votes[:, np.isfinite(votes).all(axis=(0, 2))]  # admission: what is not finite is no vote
-        if votes.shape[1] <= 2 * config.byzantine:
+        if votes.shape[1] < self.quorum:
             return Round(t, len(present), votes.shape[1], None)
-        aggregate = self.rule(votes.astype(np.float64), config.byzantine).astype(np.float32)  # line 12
-        self.learner.advance(t, aggregate)  # lines 13 and 14
+        aggregate = self._aggregate(votes.astype(np.float64))  # line 12
+        try:
+            self.learner.advance(t, aggregate)  # lines 13 and 14
+        except InvalidCommit:  # so large that no model can take it
+            return Round(t, len(present), votes.shape[1], None)
         return Round(t, len(present), votes.shape[1], aggregate)
 
     def replay(self, aggregates: NDArray[np.float32]) -> None:
@@ -96,7 +108,16 @@ class Simulation:
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss of the global model on the test samples."""
         model: Any = self.parameters.module
-        return evaluate(model, self._test, self.device)  # pyright: ignore[reportArgumentType]
+        return evaluate(model, self._test, self.device, losses=self.task.losses)  # pyright: ignore[reportArgumentType]
+
+    def _aggregate(self, votes: NDArray[np.float64]) -> NDArray[np.float32]:
+        result = np.asarray(self.rule(votes, self.config.byzantine))
+        if result.shape != votes.shape[:1] + votes.shape[2:] or not np.isfinite(result).all():
+            raise InvalidAggregation(
+                f"rule {self.config.rule!r} made {votes.shape} votes into {result.shape}: it must give "
+                f"{votes.shape[:1] + votes.shape[2:]}, without the clients' axis, and finite numbers"
+            )
+        return np.clip(result, -LARGEST, LARGEST).astype(np.float32)
 
     def _attacked(self, t: int, votes: NDArray[np.float32], present: Indices) -> NDArray[np.float32]:
         liars = self.population.liars(present)
@@ -109,8 +130,7 @@ class Simulation:
 
     def _populate(self) -> Population:
         config, dataset = self.config, self.task.dataset
-        skewed = config.partition.startswith("dirichlet") and "alpha" not in config.partition
-        options: dict[str, Any] = {"alpha": config.alpha} if skewed else {}
+        options: dict[str, Any] = {} if config.alpha is None else {"alpha": config.alpha}
         shares = partition.split(config.partition, dataset.train_labels, config.clients, config.seed, **options)
         corrupt = getattr(self.attack, "corrupt_labels", None)
         sizes = config.batch, config.local_epochs, config.seed
@@ -121,10 +141,33 @@ class Simulation:
         return make(self.task, self.parameters, self.population, self.config.plan)
 
 
-def _check_rule(rule: Any, config: RunConfig) -> None:
-    """Refuse at once a rule that needs more clients than there are."""
-    present = round(config.participation * config.clients)
-    rule(np.zeros((max(present, 2 * config.byzantine + 1), 1)), config.byzantine)
+def _quorum(rule: Any, config: RunConfig) -> int:
+    """The fewest votes that a rule can decide on; refuses at once one that needs more than are invited."""
+    for votes in range(2 * config.byzantine + 1, config.invited + 1):
+        try:
+            with _named("rule", config.rule):
+                shape = np.shape(rule(np.zeros((2, votes, 3)), config.byzantine))
+        except InvalidAggregation:
+            if votes == config.invited:
+                raise
+            continue
+        if shape != (2, 3):
+            raise InvalidAggregation(
+                f"rule {config.rule!r} made (2, {votes}, 3) votes into {shape}: it must give (2, 3)"
+            )
+        return votes
+    raise InvalidConfig(f"participation = {config.participation} invites too few")  # RunConfig has seen to that
+
+
+@contextmanager
+def _named(field: str, value: str) -> Generator[None]:
+    """Turn what a callable raises at its options into an error that names it."""
+    try:
+        yield
+    except Cyber0Error:
+        raise
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, IndexError) as error:
+        raise InvalidConfig(f"{field} = {value!r} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def _device(name: str) -> torch.device:
@@ -132,7 +175,7 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidConfig(f"device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None
     return device

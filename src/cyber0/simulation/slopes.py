@@ -27,9 +27,16 @@ def slopes(
         return derivatives(task, parameters, offsets, x, y) @ z.T
     step = float(torch.tensor(mu, dtype=torch.float32))
     logistic = type(parameters.module) is nn.Linear and len(parameters.tensors) == 2 and task.losses is cross_entropy
-    differences = _logistic if logistic else _any_model
-    difference = differences(task, parameters, step, offsets, x, y, z)  # per sample: the two share most of their digits
-    return (difference.mean(dim=1, dtype=torch.float64) / (2 * step)).float()
+    if logistic:
+        difference, room = _logistic, 4 * y.numel() * parameters.manifest.entries[1].size
+    else:
+        difference, room = _any_model, 2 * z.shape[1] * (1 if offsets is None else len(y)) + 8 * x.numel()
+    chunk = max(1, BUDGET // room)
+    parts = [
+        difference(task, parameters, step, offsets, x, y, z[first : first + chunk]).mean(dim=1, dtype=torch.float64)
+        for first in range(0, len(z), chunk)  # differences are formed per sample: two losses share most digits
+    ]
+    return (torch.cat(parts, dim=1) / (2 * step)).float()
 
 
 def _logistic(
@@ -58,17 +65,9 @@ def _logistic(
 def _any_model(
     task: Task, parameters: Parameters, step: float, offsets: Tensor | None, x: Tensor, y: Tensor, z: Tensor
 ) -> Tensor:
-    """The same for any model, by vmap over models, some directions at a time."""
-    room = 2 * z.shape[1] * (1 if offsets is None else len(y)) + 8 * x.numel()
-    chunk = max(1, BUDGET // room)
-    parts = [z[first : first + chunk] for first in range(0, len(z), chunk)]
-    return torch.cat([_chunk(task, parameters, offsets, x, y, step * part) for part in parts], dim=2)
-
-
-def _chunk(task: Task, parameters: Parameters, offsets: Tensor | None, x: Tensor, y: Tensor, moves: Tensor) -> Tensor:
-    """Losses at w + offset + move, less those at w + offset - move: [n, B, R]."""
+    """The same for any model, by vmap over models: losses at w + offset + step z, less those at w + offset - step z."""
     flat = _flat(parameters)
-    both = torch.cat([flat + moves, flat - moves])
+    both = torch.cat([flat + step * z, flat - step * z])
 
     def losses(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return _losses(task, parameters, weights, x, y)
@@ -76,10 +75,10 @@ def _chunk(task: Task, parameters: Parameters, offsets: Tensor | None, x: Tensor
     with torch.no_grad():
         if offsets is None:
             result = vmap(losses, in_dims=(0, None, None))(both, x.flatten(0, 1), y.flatten())
-            result = result.view(2, len(moves), *y.shape).movedim(1, 3)
+            result = result.view(2, len(z), *y.shape).movedim(1, 3)
         else:
             result = vmap(vmap(losses, in_dims=(0, None, None)), in_dims=(0, 0, 0))(both + offsets[:, None], x, y)
-            result = result.view(len(y), 2, len(moves), -1).permute(1, 0, 3, 2)
+            result = result.view(len(y), 2, len(z), -1).permute(1, 0, 3, 2)
     return result[0] - result[1]
 
 

@@ -7,6 +7,7 @@ A task is made by a plain callable, found by name or as `package.module:object`:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,12 @@ def cross_entropy(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def evaluate(
-    model: nn.Module, data: Dataset | Batch, device: torch.device | str | None = None, *, size: int = 10_000
+    model: nn.Module,
+    data: Dataset | Batch,
+    device: torch.device | str | None = None,
+    *,
+    losses: Callable[[Any, Batch], torch.Tensor] = cross_entropy,
+    size: int = 10_000,
 ) -> tuple[float, float]:
     """Accuracy and mean loss on a data set's test samples, or on (inputs, labels), `size` at a time.
 
@@ -69,8 +75,12 @@ def evaluate(
             x, known = (part[first : first + size].to(device) for part in (inputs, labels))
             logits = model(x)
             right += (logits.argmax(1) == known).sum().item()
-            loss += nn.functional.cross_entropy(logits, known, reduction="none").double().sum().item()
+            loss += losses(partial(_given, logits), (x, known)).double().sum().item()
     return right / len(labels), loss / len(labels)
+
+
+def _given(logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    return logits
 
 
 def _test(dataset: Dataset) -> Batch:

@@ -3,7 +3,8 @@
 Plain functions that raise AssertionError, for pytest or anything else. torch is tested where it is installed.
 
 >>> from cyber0.aggregation import find
->>> check_rule(find("nnm+cwtm"), n=7, byzantine=2, kappa=3.0)
+>>> round(check_rule(find("nnm+cwtm"), n=7, byzantine=2, kappa=3.0), 2)
+2.67
 """
 
 from cyber0.testing.contract import check_rule, inputs

@@ -1,0 +1,45 @@
+"""Work that releases the interpreter's lock, on several threads."""
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import lru_cache
+from typing import TypeVar
+
+__all__ = ["cores", "together"]
+
+T = TypeVar("T")
+
+
+def cores() -> int:
+    """How many cores this process may use.
+
+    >>> cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def together(threads: int, works: Iterable[Callable[[], T]]) -> list[T]:
+    """The results of all works, in order. None is left running when this returns, or raises, Ctrl-C included.
+
+    >>> together(2, [lambda: 1, lambda: 2, lambda: 3])
+    [1, 2, 3]
+    """
+    futures: list[Future[T]] = []
+    try:
+        futures.extend(_pool(threads).submit(work) for work in works)
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)  # they may be writing to memory that the caller is about to free
+
+
+@lru_cache(maxsize=4)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="cyber0")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
