@@ -19,7 +19,7 @@ help:  ## list the targets
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps byzfl==0.0.11  # a reference in tests
 	@touch $@
 
-demo: .venv/ready  ## train on the embedded MNIST images, then rebuild the model from its commits
+demo: .venv/ready  ## a federation with liars on embedded digits: a mean and a robust rule, side by side
 	@$(BIN)/cyber0 demo
 
 check: .venv/ready  ## ruff, pyright (strict), import-linter
@@ -29,7 +29,7 @@ check: .venv/ready  ## ruff, pyright (strict), import-linter
 	@$(BIN)/lint-imports --no-cache
 
 test: check  ## everything CI runs: check, then all tests, doctests and documentation snippets
-	@$(BIN)/pytest
+	@OMP_NUM_THREADS=1 $(BIN)/pytest  # so that a busy machine is slow, not stuck
 
 bench: .venv/ready  ## measure speed as ratios to a peer in the same run; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks

@@ -111,3 +111,34 @@ def test_an_estimate_on_the_device(mu):
         votes.append(estimate(parameters, lambda model, x: model(x).square().sum(1), batch, keys, mu=mu))
         assert parameters.fingerprint() == before
     np.testing.assert_allclose(votes[1], votes[0], rtol=1e-2, atol=1e-2 * np.abs(votes[0]).max())
+
+
+@pytest.mark.parametrize("task", ["mnist", "mnist-mlp(hidden=6)", "mnist-cnn"])
+@pytest.mark.parametrize("mu", [0.0, 1e-2])
+def test_a_simulation_on_the_device(task, mu):
+    """Both engines on the device agree with the CPU to rounding, and repeat themselves to the bit."""
+    from cyber0.config import RunConfig
+    from cyber0.simulation import Simulation
+
+    def votes(engine, device):
+        size = {"clients": 5, "byzantine": 1, "directions": 6, "batch": 8, "rounds": 3, "local_epochs": 2}
+        config = RunConfig(task=task, engine=engine, device=device, mu=mu, lr=0.005, family="gaussian", **size)
+        simulation = Simulation(config)
+        simulation.play_round(0)
+        from cyber0.estimate import full_precision
+
+        with full_precision():
+            return simulation.learner.votes(1, np.arange(5))
+
+    reference = votes("sequential", "cpu")
+    for engine in ("batched", "sequential"):
+        there = votes(engine, "cuda")
+        np.testing.assert_allclose(there, reference, rtol=0.02, atol=0.02 * np.abs(reference).max())
+        assert there.tobytes() == votes(engine, "cuda").tobytes()
+
+
+def test_more_directions_than_a_grid_has_rows():
+    keys = [DirectionKey(seed=1, round=0, epoch=epoch, index=index) for epoch in range(2) for index in range(2**16 - 1)]
+    from cyber0.directions import matrix
+
+    assert same(matrix(keys, 8, family="sphere", device="cuda"), matrix(keys, 8, family="sphere"))

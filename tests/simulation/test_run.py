@@ -69,7 +69,8 @@ def test_the_configuration_kept_runs_again_to_the_same_model(tmp_path):
 def test_options_go_over_a_recipe(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('rounds = 7\nrule = "median"\nlr = 0.5\n')
-    shown = tomllib.loads(invoke(recipe, "--rounds", 3, "--print-config").output)
+    shown = tomllib.loads(invoke(recipe, "--rounds", 3, "--alpha", 2, "--print-config").output)
+    assert shown["alpha"] == 2.0
     assert (shown["rounds"], shown["rule"], shown["lr"], shown["clients"]) == (3, "median", 0.5, 40)
 
 

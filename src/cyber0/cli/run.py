@@ -40,10 +40,10 @@ def _help(annotation: Any, description: str, default: Any) -> str:
 
 def _plain(annotation: Any) -> Any:
     """int, float or str: the configuration itself checks the rest."""
-    for part in (annotation, *get_args(annotation)):
-        if part in (int, float, str):
-            return part
-    return str if get_origin(annotation) is not None else annotation
+    if annotation in (int, float, str):
+        return annotation
+    inner = get_args(annotation)
+    return _plain(inner[0]) if inner and get_origin(annotation) is not Literal else str
 
 
 @with_config_options
