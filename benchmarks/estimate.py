@@ -1,6 +1,6 @@
 """What an estimate costs, in forward passes of the same model: two points, forward mode, backward mode.
 
-This is where `method="auto"` comes from: forward mode for one direction on a GPU, else one backward pass.
+This is where `method="auto"` comes from: one backward pass is the cheaper, even for one direction.
 """
 
 from typing import Any

@@ -51,7 +51,8 @@ def estimate(
 
     With mu > 0, two forward passes per direction, at w + mu z and w - mu z. With mu = 0, the exact derivative:
     `forward` by forward-mode differentiation, without a backward pass; `backward` by one backward pass and a
-    projection on each direction; `auto` takes the cheaper.
+    projection on each direction. `auto` takes the cheaper, `backward` in every case measured, even for one direction
+    (benchmarks/estimate.py); forward mode needs no memory for the activations.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> _ = torch.nn.init.constant_(model.weight, 1.0)
@@ -197,20 +198,13 @@ def _derivative(
     method: Method,
     backend: str | Backend | None,
 ) -> NDArray[np.float64]:
-    """<grad F(w), z> for each direction: a forward-mode pass for each, or one backward pass for all.
-
-    On a CPU a backward pass and a projection cost less even for one direction (benchmarks/estimate.py).
-    """
-    alone = len(keys) == 1 and all(flat.is_cuda for _, flat in objective.parameters_)
-    if method == "forward" or (method == "auto" and alone):
-        try:
-            return _forward_mode(objective, keys, family, backend)
-        except NotImplementedError as error:
-            if method == "forward":
-                raise InvalidEstimate(
-                    f"the model has no forward-mode derivative: use method='backward' ({error})"
-                ) from error
-    return _backward_mode(objective, keys, family, backend)
+    """<grad F(w), z> for each direction: a forward-mode pass for each, or one backward pass for all."""
+    if method != "forward":
+        return _backward_mode(objective, keys, family, backend)
+    try:
+        return _forward_mode(objective, keys, family, backend)
+    except NotImplementedError as error:
+        raise InvalidEstimate(f"the model has no forward-mode derivative: use method='backward' ({error})") from error
 
 
 def _forward_mode(
@@ -220,10 +214,9 @@ def _forward_mode(
     weights = {name: tensor.detach() for name, tensor in parameters.tensors.items()}
     values: list[float] = []
     for index, key in enumerate(keys):
+        z = sample(key, parameters.size, family=family, backend=backend, device=parameters.device)
         tangents = {
-            entry.name: sample(key, entry.size, entry.start, family, parameters.size, backend, device=on_device(flat))
-            .to(flat.dtype)
-            .view(entry.shape)
+            entry.name: z[entry.start : entry.start + entry.size].view(entry.shape).to(flat.device, flat.dtype)
             for entry, flat in parameters
         }
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
@@ -245,5 +238,5 @@ def _backward_mode(
         torch.zeros(entry.size, device=losses.device) if gradient is None else gradient.float().flatten()
         for (entry, _), gradient in zip(parameters, cast("tuple[torch.Tensor | None, ...]", gradients), strict=True)
     ]
-    flat = torch.cat([part.to(losses.device) for part in parts])
+    flat = torch.cat([part.to(parameters.device) for part in parts])
     return project(flat, keys, family=family, backend=backend).cpu().numpy()

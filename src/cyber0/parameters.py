@@ -116,6 +116,11 @@ class Parameters:
         """The number of trainable parameters: the paper's d."""
         return self.manifest.size
 
+    @property
+    def device(self) -> Any:
+        """Where the first tensor lives; None for NumPy arrays."""
+        return on_device(self._flat[0])
+
     def __iter__(self) -> Iterator[tuple[Entry, Any]]:
         """Each tensor's entry, and the tensor as a flat buffer that shares its memory."""
         for entry, flat in zip(self.manifest.entries, self._flat, strict=True):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -99,12 +100,13 @@ def test_a_killed_run_continues_to_the_same_model(tmp_path, algorithm):
 def test_control_c_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "cyber0", "run", *SMALL, "--rounds", "100000", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background job's children ignore it
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
     while not (out / "metrics.jsonl").exists() or len(lines_of(out)) < 3:
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate()
+    said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"cyber0 run --resume {out}" in said
 
