@@ -47,9 +47,9 @@ def demo(
     verdict = "the same model to the last bit" if trained == rebuilt else "ANOTHER MODEL"
     kept = f"{rounds * last.config.plan.scalars * 4 / 1e3:,.1f} kB"
     console.print(
-        f"Its {kept} of aggregated scalars are the model: {trained:016x} as trained, {rebuilt:016x} as rebuilt"
+        f"The last model is {trained:016x} as trained, and {rebuilt:016x} as rebuilt from its {kept} of scalars, "
+        f"without torch: {verdict}."
     )
-    console.print(f"from them alone, without torch: {verdict}.")
     if trained != rebuilt:
         raise typer.Exit(1)
 
