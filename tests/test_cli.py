@@ -16,7 +16,7 @@ def test_version():
     assert invoke("--version").output == f"cyber0 {cyber0.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["data"], ["demo"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["data"], ["demo"], ["doctor"], ["theory"]])
 def test_help(command):
     result = invoke(*command, "--help")
     assert result.exit_code == 0

@@ -82,6 +82,15 @@ PUBLIC = {
     "cyber0.tasks.partition": ["PARTITIONS", "Partition", "count", "dirichlet", "find", "iid", "shards", "split"],
     "cyber0.tasks.task": ["TASKS", "Task", "cross_entropy", "evaluate", "find", "mnist", "mnist_cnn", "mnist_mlp"],
     "cyber0.testing": ["WorstCase", "check_rule", "inputs", "measured_kappa", "worst_case"],
+    "cyber0.theory": [
+        "Bound",
+        "Constants",
+        "distortion",
+        "largest_lr",
+        "least_directions",
+        "proven_kappa",
+        "theorem_2",
+    ],
 }
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from cyber0.aggregation import PREAGGREGATIONS, RULES, cwtm, find, krum, median
 from cyber0.testing import check_rule, measured_kappa, worst_case
+from cyber0.theory import proven_kappa
 
 COMPOSED = [f"{pre}+{rule}" for pre in PREAGGREGATIONS for rule in RULES if (pre, rule) != ("bucketing", "bulyan")]
 VARIANTS = [
@@ -25,26 +26,12 @@ def test_every_rule_keeps_the_contract(name: str) -> None:
     check_rule(find(name), 13, 2, choice=choice, robust=robust)
 
 
-def proven(name: str, n: int, b: int) -> float:
-    """Allouah et al., Fixing by Mixing (AISTATS 2023): Table 1 and, for nnm, Lemma 1."""
-    pre, _, rule = name.rpartition("+")
-    if pre:
-        return 8 * b / (n - b) * (1 + proven(rule, n, b))
-    ratio = b / (n - 2 * b)
-    return {
-        "cwtm": 6 * ratio * (1 + ratio),
-        "krum": 6 * (1 + ratio),
-        "median": 4 * (1 + ratio) ** 2,
-        "geometric_median": 4 * (1 + ratio) ** 2,
-    }[rule]
-
-
 @pytest.mark.parametrize(("n", "b"), [(5, 1), (7, 2), (9, 4), (11, 2)])
 @pytest.mark.parametrize("pre", ["", "nnm+"])
 @pytest.mark.parametrize("rule", ["cwtm", "krum", "median", "geometric_median"])
 def test_kappa_lies_between_the_lower_bound_and_the_proven_one(pre: str, rule: str, n: int, b: int) -> None:
     kappa = measured_kappa(find(pre + rule), n, b, trials=100)
-    assert b / (n - 2 * b) * (1 - 1e-6) <= kappa <= proven(pre + rule, n, b)
+    assert b / (n - 2 * b) * (1 - 1e-6) <= kappa <= (proven_kappa(pre + rule, n, b) or 0)
 
 
 def test_the_worst_case_is_a_witness() -> None:

@@ -11,6 +11,7 @@ from cyber0.cli.data import data
 from cyber0.cli.demo import demo
 from cyber0.cli.doctor import doctor
 from cyber0.cli.run import run
+from cyber0.cli.theory import theory
 from cyber0.errors import Cyber0Error
 
 __all__ = ["app", "main"]
@@ -20,6 +21,7 @@ app.command()(run)
 app.command()(data)
 app.command()(demo)
 app.command()(doctor)
+app.command()(theory)
 
 
 def _version(value: bool) -> None:
