@@ -1,8 +1,10 @@
-/* The two costly steps of distance-based rules on a CPU. Each sum is taken in one fixed order, so every machine gets the
- * same bits; distances.py has the same operations in NumPy. -ffp-contract=off (setup.py) matters: a fused multiply-add
+/* The costly steps of rules on a CPU. Each sum is taken in one fixed order, so every machine gets the
+ * same bits; distances.py and rows.py have the same operations in NumPy. -ffp-contract=off (setup.py) matters: a fused multiply-add
  * would round once where two operations round twice. Called through ctypes.
  */
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -16,6 +18,7 @@
 #endif
 
 typedef double wide __attribute__((vector_size(64), aligned(8), may_alias)); /* eight sums in a register */
+typedef int64_t mask __attribute__((vector_size(64), aligned(8), may_alias));
 enum { WIDE = 8, ACROSS = 2 * WIDE, ALONG = 4 * WIDE };
 
 /* out[batch][n][n] = the squared distances, summed over columns[batch][k][n] in order; n is a multiple of ACROSS */
@@ -72,4 +75,58 @@ EXPORT CLONES void cyber0_mix(const double *weights, const double *rows, const i
                 out[i * k + c] = sum;
             }
     }
+}
+
+enum { LANES = 16 }; /* columns that are sorted side by side */
+
+static inline __attribute__((always_inline)) void exchange(wide *low, wide *high)
+{
+    for (int half = 0; half < LANES / WIDE; half++) {
+        mask a = (mask)low[half], b = (mask)high[half], below = low[half] < high[half];
+        low[half] = (wide)((a & below) | (b & ~below));
+        high[half] = (wide)((b & below) | (a & ~below));
+    }
+}
+
+/* Sort each of LANES columns: Knuth, The Art of Computer Programming 5.2.2, Algorithm M, by Batcher. No branch depends
+ * on a value, so all columns take the same steps. */
+static inline __attribute__((always_inline)) void sort_columns(double (*x)[LANES], int64_t n)
+{
+    int64_t top = 1;
+    while (top < n) top *= 2;
+    for (int64_t p = top / 2; p > 0; p /= 2)
+        for (int64_t q = top / 2, r = 0, d = p;; d = q - p, q /= 2, r = p) {
+            for (int64_t i = 0; i < n - d; i++)
+                if ((i & p) == r) exchange((wide *)x[i], (wide *)x[i + d]);
+            if (q == p) break;
+        }
+}
+
+/* columns first .. last of out[batch][k] = the mean of rows[batch][n][k] without the `dropped` smallest and largest, added
+ * in ascending order; gives 0 where something is not a number or too large, and leaves that to the caller */
+EXPORT CLONES int64_t cyber0_trimmed(const double *rows, double *out, int64_t batch, int64_t n, int64_t k, int64_t dropped,
+                                     int64_t first, int64_t last)
+{
+    double(*x)[LANES] = malloc((size_t)n * sizeof *x);
+    int64_t fine = x != NULL;
+    for (int64_t b = 0; fine && b < batch; b++, rows += n * k, out += k)
+        for (int64_t start = first; start < last; start += LANES) {
+            int64_t width = last - start < LANES ? last - start : LANES;
+            double sum[LANES] = {0}, check = 0;
+            if (width < LANES) memset(x, 0, (size_t)n * sizeof *x);
+            for (int64_t i = 0; i < n; i++) memcpy(x[i], rows + i * k + start, (size_t)width * sizeof(double));
+            for (int64_t i = 0; i < n; i++)
+                for (int64_t c = 0; c < LANES; c++) fine &= x[i][c] == x[i][c];
+            sort_columns(x, n);
+            for (int64_t c = 0; c < LANES; c++) sum[c] = x[dropped][c];
+            for (int64_t i = dropped + 1; i < n - dropped; i++)
+                for (int64_t c = 0; c < LANES; c++) sum[c] += x[i][c];
+            for (int64_t c = 0; c < width; c++) {
+                out[start + c] = sum[c] / (double)(n - 2 * dropped) + 0.0; /* no zero is negative */
+                check += sum[c] * 0.0;                                     /* not a number, if a sum is too large */
+            }
+            fine &= check == 0;
+        }
+    free(x);
+    return fine;
 }

@@ -4,14 +4,12 @@ On the CPU each sum has one fixed order, with or without the compiled `_rows`, s
 No BLAS: it adds in an order of its own. On a device, where speed matters more, a 0/1 matrix product adds rows up.
 """
 
-import ctypes
 import math
-from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from cyber0.aggregation import native
 from cyber0.aggregation.blocks import in_blocks
 from cyber0.aggregation.choice import by_value
 from cyber0.aggregation.rows import namespace
@@ -33,7 +31,7 @@ def squared_distances(rows: Any) -> Any:
     if namespace(rows) is not np:
         step = max(1, ELEMENTS // (rows.shape[-2] ** 2 * math.prod(rows.shape[:-2])))
         return sum(_squared(rows[..., first : first + step]) for first in range(0, rows.shape[-1], step))
-    within = _in_order if _library() is None else _compiled
+    within = _in_order if native.library() is None else _compiled
     return sum(in_blocks(lambda block: within(rows[..., block]), rows.shape[-1]))
 
 
@@ -51,7 +49,7 @@ def _compiled(rows: Any) -> Any:
     padded = -(-n // ACROSS) * ACROSS
     columns, squared = np.zeros((*batch, k, padded)), np.empty((*batch, padded, padded))
     columns[..., :n] = rows.swapaxes(-1, -2)
-    _library().cyber0_distances(_address(columns), _address(squared), math.prod(batch), padded, k)
+    native.library().cyber0_distances(native.address(columns), native.address(squared), math.prod(batch), padded, k)
     return squared[..., :n, :n]
 
 
@@ -61,7 +59,7 @@ def chosen_sums(chosen: Any, rows: Any) -> Any:
     >>> chosen_sums(np.array([[True, False, True]]), np.array([[1.0], [2.0], [4.0]]))
     array([[5.]])
     """
-    xp, library = namespace(rows), _library()
+    xp, library = namespace(rows), native.library()
     if xp is not np:
         return xp.matmul(xp.astype(chosen, rows.dtype), rows)
     weights, order = np.ascontiguousarray(chosen, np.float64), np.ascontiguousarray(by_value(rows), np.int64)
@@ -71,23 +69,7 @@ def chosen_sums(chosen: Any, rows: Any) -> Any:
         return sum(weights[..., j, None] * rows[..., j, None, :] for j in range(rows.shape[-2]))
     *batch, n, k = rows.shape
     sums = np.empty((*batch, chosen.shape[-2], k))
-    arrays, sizes = map(_address, (weights, rows, order, sums)), (math.prod(batch), chosen.shape[-2], n, k)
+    arrays, sizes = map(native.address, (weights, rows, order, sums)), (math.prod(batch), chosen.shape[-2], n, k)
     given = (*arrays, *sizes)
     in_blocks(lambda block: library.cyber0_mix(*given, block.start, block.stop), k)
     return sums
-
-
-@lru_cache(maxsize=1)
-def _library() -> Any:
-    spec = find_spec("cyber0.aggregation._rows")
-    if spec is None or spec.origin is None:
-        return None
-    library = ctypes.CDLL(spec.origin)
-    for function, pointers, sizes in ((library.cyber0_distances, 2, 3), (library.cyber0_mix, 4, 6)):
-        function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
-        function.restype = None
-    return library
-
-
-def _address(array: Any) -> int:
-    return array.__array_interface__["data"][0]

@@ -134,8 +134,8 @@ def in_range(rows: Any) -> Any:
 def _scale(rows: Any) -> Any:
     """A power of two for each set of vectors, `[..., 1, 1]`, or None where none is needed."""
     xp = namespace(rows)
-    if rows.ndim == 2 and xp is np and BELOW < np.abs(rows).max() < ABOVE:
-        return None
+    if rows.ndim == 2 and xp is np and rows.size * BELOW**2 < np.vdot(rows, rows) < ABOVE**2:
+        return None  # the quickest look: a sum of squares in this range has its largest value in range
     peak = xp.max(xp.abs(rows), axis=(-2, -1), keepdims=True)
     if xp is np:  # to ask a device would stall it
         if not np.isfinite(peak).all():

@@ -1,0 +1,33 @@
+"""The compiled `_rows`, where there is one."""
+
+import ctypes
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+__all__ = ["address", "library"]
+
+SIGNATURES = {
+    "distances": (2, 3, None),
+    "mix": (4, 6, None),
+    "trimmed": (2, 6, ctypes.c_int64),
+}  # pointers, sizes, result
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """Its functions, called through ctypes; None where it was not compiled."""
+    spec = find_spec("cyber0.aggregation._rows")
+    if spec is None or spec.origin is None:
+        return None
+    loaded = ctypes.CDLL(spec.origin)
+    for name, (pointers, sizes, result) in SIGNATURES.items():
+        function = getattr(loaded, f"cyber0_{name}")
+        function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes
+        function.restype = result
+    return loaded
+
+
+def address(array: Any) -> int:
+    """Where a NumPy array's first element is."""
+    return array.__array_interface__["data"][0]
