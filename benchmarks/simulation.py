@@ -104,6 +104,7 @@ def plot(rows: list[Row], name: str) -> None:
         panel.plot(x, y, "o-", color="#0b6e99", markersize=4)
         panel.set(xlabel=axis.replace("_", " "), xlim=(0, None), ylim=(0, None))
         panel.spines[["top", "right"]].set_visible(False)
+        panel.locator_params(axis="x", nbins=4)
     panels[0].set_ylabel("milliseconds a round")
     figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
 
