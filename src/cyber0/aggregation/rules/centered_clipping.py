@@ -30,8 +30,8 @@ def centered_clipping(
     array([2.])
     """
     point = starting_point(vectors, start)
-    for _ in range(iterations):
-        offset = vectors - point
+    for done in range(iterations):
+        offset = vectors if start == "zero" and done == 0 else vectors - point
         reach = median_row(norms(offset))[..., None] if radius is None else radius
         point = point + total(shortened(offset, reach))[..., None, :] / vectors.shape[-2]
     return point[..., 0, :]
