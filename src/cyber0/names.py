@@ -13,7 +13,7 @@ from typing import Any
 
 from cyber0.errors import InvalidName, UnknownName
 
-__all__ = ["find", "name_of"]
+__all__ = ["check_options", "find", "name_of"]
 
 TEXT = re.compile(r"\s*([\w.:-]+)\s*(\(.*\))?\s*", re.DOTALL)
 
@@ -42,7 +42,7 @@ def find(what: str, text: str | Callable[..., Any], known: Mapping[str, Callable
     else:
         raise UnknownName(what, name, known)
     options = _options(what, arguments, text)
-    _check_options(options, found, name)
+    check_options(options, found, name)
     return partial(found, **options) if options else found
 
 
@@ -89,7 +89,13 @@ def _options(what: str, arguments: str | None, text: str) -> dict[str, Any]:
     raise InvalidName(f"{what} {text!r}: options are written name=value, e.g. krum(power=1)")
 
 
-def _check_options(options: dict[str, Any], found: Callable[..., Any], name: str) -> None:
+def check_options(options: dict[str, Any], found: Callable[..., Any], name: str) -> None:
+    """Refuse options that a callable does not take.
+
+    >>> check_options({"weight": 2}, lambda labels, *, height=1: None, "shape")
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown option of shape 'weight': use one of height (did you mean 'height'?)
+    """
     try:
         parameters = signature(found).parameters.values()
     except ValueError:  # written in C, without a signature

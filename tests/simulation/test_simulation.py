@@ -71,6 +71,13 @@ def test_a_rule_is_not_asked_for_more_than_it_can_decide():
     assert all(played.aggregate is None for played in rounds)
 
 
+def test_a_model_that_has_diverged_ends_no_run():
+    config = RunConfig(clients=10, byzantine=2, directions=4, rounds=3, rule="nnm+krum", attack="foe-nnm")
+    simulation = Simulation(config, MNIST)
+    simulation.parameters.tensors["weight"].data.fill_(float("nan"))
+    assert [(played.admitted, played.aggregate) for played in simulation.play()] == [(0, None)] * 3
+
+
 def along_the_wrong_axis(vectors, byzantine):  # noqa: ARG001
     return vectors.mean(0)
 

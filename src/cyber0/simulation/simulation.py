@@ -87,8 +87,9 @@ class Simulation:
             return Round(t, len(present), 0, None)
         with full_precision():
             votes = self.learner.votes(t, present)  # lines 3 to 11
-        votes = self._attacked(t, votes, present)
-        votes = votes[:, np.isfinite(votes).all(axis=(0, 2))]  # admission: what is not finite is no vote
+        if _admissible(votes).all():  # a model that has diverged leaves liars nothing to build on
+            votes = self._attacked(t, votes, present)
+        votes = votes[:, _admissible(votes)]
         if votes.shape[1] < self.quorum:
             return Round(t, len(present), votes.shape[1], None)
         aggregate = self._aggregate(votes.astype(np.float64))  # line 12
@@ -139,6 +140,11 @@ class Simulation:
     def _learner(self) -> Learner:
         make = FedAvg if self.config.algorithm == "fedavg" else LEARNERS[self.config.engine]
         return make(self.task, self.parameters, self.population, self.config.plan)
+
+
+def _admissible(votes: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whose votes are votes: what is not finite is none."""
+    return np.asarray(np.isfinite(votes).all(axis=(0, 2)))
 
 
 def _quorum(rule: Any, config: RunConfig) -> int:

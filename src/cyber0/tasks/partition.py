@@ -8,7 +8,6 @@ Every sample goes to one client, every client gets at least one, and the same se
 """
 
 from collections.abc import Callable, Sequence
-from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -113,7 +112,7 @@ def split(how: str | Partition, labels: ArrayLike, clients: int, seed: int, **op
 different
     """
     found = find(how)
-    _check_options(found, options)
+    names.check_options(options, found, "the partition")
     parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found(labels, clients, seed, **options)]
     _check_parts(parts, len(np.asarray(labels)), clients)
     return parts
@@ -141,16 +140,6 @@ def _enter(labels: ArrayLike, clients: int, seed: int) -> tuple[NDArray[Any], np
     if not 0 <= seed < 2**64:
         raise InvalidData(f"seed = {seed} is out of range: it must be an integer from 0 to 2**64 - 1")
     return known, np.random.default_rng((seed, DOMAIN))
-
-
-def _check_options(found: Partition, options: dict[str, Any]) -> None:
-    parameters = signature(found).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    for option in options:
-        if option not in known:
-            raise UnknownName("option of the partition", option, known or ["(it has none)"])
 
 
 def _check_parts(parts: list[Indices], samples: int, clients: int) -> None:
