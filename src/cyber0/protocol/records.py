@@ -1,0 +1,71 @@
+"""What a ledger keeps of a round: the scalars that were decided, and every vote with its verdict."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Ballot", "Decision", "Verdict", "from_wire", "to_wire"]
+
+Verdict = Literal["counted", "equivocation", "late", "rejected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """A vote as it was judged: whose, its verdict, its values unless they are not kept, their SHA-256, and a reason.
+
+    >>> ballot = Ballot.of("alice", "counted", to_wire([[1.0, 2.0]]))
+    >>> ballot.digest.hex()[:8]
+    'b9c80b5a'
+    >>> ballot.without_values().values is None, ballot.without_values().digest == ballot.digest
+    (True, True)
+    """
+
+    client: str
+    verdict: Verdict
+    values: bytes | None
+    digest: bytes
+    reason: str = ""
+
+    @classmethod
+    def of(cls, client: str, verdict: Verdict, values: bytes, reason: str = "") -> "Ballot":
+        """A ballot with its values."""
+        return cls(client, verdict, values, hashlib.sha256(values).digest(), reason)
+
+    def without_values(self) -> "Ballot":
+        """The same ballot for a ledger that keeps no votes."""
+        return replace(self, values=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decided round: the aggregated scalars as they travel, and the ballots in roster order.
+
+    >>> Decision(0, to_wire([[1.0]]), ()).scalars
+    b'\\x00\\x00\\x80?'
+    """
+
+    round: int
+    scalars: bytes
+    ballots: tuple[Ballot, ...]
+
+
+def to_wire(scalars: object) -> bytes:
+    """Scalars [rows, directions] as they travel: little-endian float32, row by row.
+
+    >>> to_wire([[1.0, -2.0]]).hex()
+    '0000803f000000c0'
+    """
+    return np.asarray(scalars, dtype="<f4").tobytes()
+
+
+def from_wire(data: bytes, rows: int) -> NDArray[np.float32]:
+    """The scalars [rows, directions] of bytes whose length has been checked.
+
+    >>> from_wire(to_wire([[1.0], [2.0]]), rows=2)
+    array([[1.],
+           [2.]], dtype=float32)
+    """
+    return np.frombuffer(data, dtype="<f4").astype(np.float32).reshape(rows, -1)
