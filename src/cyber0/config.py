@@ -11,7 +11,7 @@ from cyber0.directions.key import Family
 from cyber0.errors import InvalidConfig, UnknownName
 from cyber0.plan import Plan, Scale, Scheme
 
-__all__ = ["RunConfig", "load", "merged"]
+__all__ = ["RunConfig", "load", "merged", "sentences"]
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -109,7 +109,7 @@ def merged(recipe: dict[str, Any], options: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig(**values)
     except ValidationError as error:
-        raise InvalidConfig("; ".join(map(_sentence, error.errors()))) from None
+        raise InvalidConfig(sentences(error)) from None
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -125,6 +125,11 @@ def load(path: Path) -> dict[str, Any]:
         raise InvalidConfig(f"cannot read the recipe {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"the recipe {path} is not TOML: {error}") from None
+
+
+def sentences(error: ValidationError) -> str:
+    """Every problem of a configuration: its field, its value, what would be right."""
+    return "; ".join(map(_sentence, error.errors()))
 
 
 def _sentence(problem: Any) -> str:

@@ -1,0 +1,1 @@
+"""A study: a grid of runs over several seeds, its tables, figures and report."""

@@ -1,0 +1,228 @@
+"""What a study is: a base configuration, axes over it, exclusions; and how its results are shown. In TOML.
+
+title = "Two rules under two attacks"
+seeds = 3
+[base]
+rounds = 100
+[axes]
+rule = ["cwtm", "nnm+cwtm"]   # a list: values of the key that the axis is named after
+[axes.attack]                 # a table: labels, each with the axis's value or with several keys
+FOE = "foe(search='line')"
+none = { attack = "none", byzantine = 0 }
+[[exclude]]                   # no cell has all of these labels
+rule = "cwtm"
+attack = ["FOE", "none"]
+"""
+
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cyber0.config import RunConfig, load, merged, sentences
+from cyber0.errors import InvalidConfig, UnknownName
+
+__all__ = ["Cell", "Figure", "Labels", "Recipe", "Table", "find", "shipped"]
+
+Labels = dict[str, str]
+Pattern = dict[str, str | list[str]]
+STRICT = ConfigDict(frozen=True, extra="forbid")
+
+
+class Cell(BaseModel):
+    """A point of the grid: its label on each axis, and the keys these set.
+
+    >>> cell = Cell(labels={"rule": "Krum"}, values={"rule": "krum", "rounds": 2})
+    >>> cell.name, cell.config(seed=7).rule
+    ('Krum', 'krum')
+    """
+
+    model_config = STRICT
+    labels: Labels
+    values: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its labels in a row."""
+        return ", ".join(self.labels.values())
+
+    def config(self, seed: int) -> RunConfig:
+        """The configuration of one of its runs."""
+        return merged(self.values, {"seed": seed})
+
+
+class Table(BaseModel):
+    """Which axes go down and which go across.
+
+    >>> Table(rows=["algorithm", "rule"], columns=["attack"]).columns
+    ['attack']
+    """
+
+    model_config = STRICT
+    rows: list[str]
+    columns: list[str]
+
+
+class Figure(BaseModel):
+    """Curves of the mean over seeds: a line for each set of labels on the axes `line`, a panel for each on `panel`.
+
+    `where` keeps cells with these labels. `worst` names an axis: the least mean over it, at each evaluation.
+
+    >>> Figure(name="attacks", title="Every attack", line=["attack"], where={"rule": "CWTM"}).x
+    'round'
+    """
+
+    model_config = STRICT
+    name: str = Field(pattern=r"^[a-z0-9-]+$")
+    title: str
+    x: Literal["round", "bytes"] = "round"
+    line: list[str]
+    panel: str | None = None
+    worst: str | None = None
+    where: Pattern = {}
+
+
+class Recipe(BaseModel):
+    """A study as it is written down.
+
+    >>> recipe = Recipe.of({"base": {"rounds": 2}, "axes": {"rule": ["mean", "cwtm"], "speed": {"fast": {"lr": 0.1}}}})
+    >>> [cell.name for cell in recipe.cells()]
+    ['mean, fast', 'cwtm, fast']
+    >>> recipe.cells()[1].config(seed=7).lr
+    0.1
+    """
+
+    model_config = STRICT
+    title: str = "A study"
+    note: str = Field("", description="What a reader should know: the choices made, and why.")
+    seeds: int = Field(5, ge=1, description="How many seeds, from 0 on.")
+    base: dict[str, Any] = {}
+    axes: dict[str, list[Any] | dict[str, Any]]
+    exclude: list[Pattern] = []
+    also: list[Cell] = Field([], description="Cells outside the grid.")
+    table: Table | None = None
+    figures: list[Figure] = []
+    paper: dict[str, dict[str, tuple[float, float]]] = Field(
+        {}, description="Published numbers, in percent: row, column, (mean, s.d.)."
+    )
+    claims: str | None = Field(None, description="The name of the published claims to test.")
+
+    @classmethod
+    def of(cls, keys: dict[str, Any]) -> "Recipe":
+        """A recipe of the keys of its file; every problem with it is named in one error.
+
+        >>> Recipe.of({"axes": {"ruel": ["mean"]}})
+        Traceback (most recent call last):
+        cyber0.errors.InvalidConfig: unknown axis 'ruel': use one of ... (did you mean 'rule'?)
+        """
+        for key in keys:
+            if key not in cls.model_fields:
+                raise UnknownName("key of a study", key, cls.model_fields)
+        try:
+            return cls(**keys)
+        except ValidationError as error:
+            raise InvalidConfig(sentences(error)) from None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not self.cells():
+            raise ValueError("the grid is empty: give `axes` with values, and exclude fewer of them")
+        for axis in self._axes_named():
+            if axis not in self.axes:
+                raise UnknownName("axis", axis, self.axes)
+        for pattern in (*self.exclude, *(figure.where for figure in self.figures)):
+            self._check_labels(pattern)
+        return self
+
+    def cells(self) -> list[Cell]:
+        """The points of the grid that are not excluded, in the order of the axes, and those beside it."""
+        points = product(*(_points(axis, given) for axis, given in self.axes.items()))
+        grid = [_cell(self.base, self.axes, point) for point in points]
+        beside = [Cell(labels=cell.labels, values=self.base | cell.values) for cell in self.also]
+        return [cell for cell in grid if not any(_fits(cell.labels, p) for p in self.exclude)] + beside
+
+    def labels(self, axis: str) -> list[str]:
+        """The labels of an axis, in order; those of cells beside the grid last."""
+        return list(dict.fromkeys(cell.labels[axis] for cell in self.cells()))
+
+    def published(self, labels: Labels) -> tuple[float, float] | None:
+        """The published mean and s.d. of a cell, in percent, if there is one."""
+        if self.table is None:
+            return None
+        row, column = (", ".join(labels[axis] for axis in axes) for axes in (self.table.rows, self.table.columns))
+        return self.paper.get(row, {}).get(column)
+
+    def to_toml(self) -> str:
+        """The recipe as a file that makes the same study."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_defaults=True))
+
+    def _axes_named(self) -> list[str]:
+        table = [] if self.table is None else [*self.table.rows, *self.table.columns]
+        drawn = [axis for figure in self.figures for axis in (*figure.line, figure.panel, figure.worst) if axis]
+        patterns = [axis for pattern in (*self.exclude, *(figure.where for figure in self.figures)) for axis in pattern]
+        return [*table, *drawn, *patterns, *(axis for cell in self.also for axis in cell.labels)]
+
+    def _check_labels(self, pattern: Pattern) -> None:
+        for axis, wanted in pattern.items():
+            known = [label for label, _ in _points(axis, self.axes[axis])]
+            known += [cell.labels[axis] for cell in self.also]
+            for label in [wanted] if isinstance(wanted, str) else wanted:
+                if label not in known:
+                    raise UnknownName(f"label of axis {axis!r}", label, known)
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with the package, by name.
+
+    >>> "table1" in shipped()
+    True
+    """
+    folder = Path(str(files("cyber0.study") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def find(name: str) -> Recipe:
+    """The recipe of a name, or of a file.
+
+    >>> find("table1").table.columns
+    ['attack']
+    >>> find("tabel1")
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown study 'tabel1': use one of ... (did you mean 'table1'?)
+    """
+    known = shipped()
+    if name in known:
+        return Recipe.of(load(known[name]))
+    if not name.endswith(".toml") and not Path(name).exists():
+        raise UnknownName("study", name, [*known, "(a file).toml"])
+    return Recipe.of(load(Path(name)))
+
+
+def _points(axis: str, given: list[Any] | dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Each label of an axis, and the keys it sets."""
+    labelled = given if isinstance(given, dict) else {_text(value): value for value in given}
+    keys = {label: value if isinstance(value, dict) else {axis: value} for label, value in labelled.items()}
+    for values in keys.values():
+        for key in values:
+            if key not in RunConfig.model_fields:
+                what = "axis" if key == axis else f"key of axis {axis!r}"
+                raise UnknownName(what, key, RunConfig.model_fields)
+    return list(keys.items())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value}"
+
+
+def _cell(base: dict[str, Any], axes: dict[str, Any], point: tuple[tuple[str, dict[str, Any]], ...]) -> Cell:
+    values = dict(base)
+    for _, keys in point:
+        values |= keys
+    return Cell(labels=dict(zip(axes, (label for label, _ in point), strict=True)), values=values)
+
+
+def _fits(labels: Labels, pattern: Pattern) -> bool:
+    return all(labels[axis] in ([wanted] if isinstance(wanted, str) else wanted) for axis, wanted in pattern.items())

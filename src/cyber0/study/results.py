@@ -1,0 +1,39 @@
+"""What a study has measured: a row for each run and evaluation, and what went wrong."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cyber0.study.recipe import Labels, Recipe
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Failure", "Results"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A run that did not end well.
+
+    >>> Failure({"rule": "krum"}, 0, "out of memory").message
+    'out of memory'
+    """
+
+    labels: Labels
+    seed: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All that a report is made of.
+
+    `frame` has a row for each run and evaluation: a column of labels for each axis, then seed, round, accuracy (0 to
+    1), loss, scalars_up_per_client, scalars_down_per_client, bytes_up_per_client, bytes_down_per_client, seconds.
+    `about` says how it was measured, as pairs to show: the command, versions, the device, the data, the time it took.
+    """
+
+    recipe: Recipe
+    frame: "DataFrame"
+    failures: list[Failure] = field(default_factory=list[Failure])
+    about: dict[str, Any] = field(default_factory=dict[str, Any])
