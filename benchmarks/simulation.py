@@ -48,7 +48,7 @@ def reference_votes(simulation: Simulation, t: int) -> Any:
 def against_reference(task: Task) -> list[Row]:
     simulation = Simulation(merged({}, {}), task)
     present, rounds = np.arange(40), iter(range(10**6))
-    ours, theirs = simulation.learner.votes(0, present)[0], reference_votes(simulation, 0)
+    ours, theirs = simulation.votes(0, present)[0], reference_votes(simulation, 0)
     error = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
     assert error < 5e-3, error
 

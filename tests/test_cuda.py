@@ -128,7 +128,7 @@ def test_a_simulation_on_the_device(task, mu):
         from cyber0.estimate import full_precision
 
         with full_precision():
-            return simulation.learner.votes(1, np.arange(5))
+            return simulation.votes(1, np.arange(5))
 
     reference = votes("sequential", "cpu")
     for engine in ("batched", "sequential"):

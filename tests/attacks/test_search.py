@@ -6,9 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cyber0.aggregation import PREAGGREGATIONS, RULES
 from cyber0.aggregation import find as find_rule
 from cyber0.attacks.scene import observe
 from cyber0.attacks.search import SEARCHES, both, grid, line, zoom
+from cyber0.attacks.shortcuts import in_few_dimensions, is_isometric, trimmed_with_equal_lies
 from cyber0.attacks.strength import distance_of, unit_of
 
 
@@ -123,6 +125,44 @@ def test_the_default_comes_near_the_best_of_a_dense_grid(rule, direction):
     along = on_torch.deviation if direction == "alie" else -on_torch.mean
     found = zoom(distance_of(on_torch, along, find_rule(rule), 5), unit_of(on_torch, along))[1]
     np.testing.assert_allclose(found.numpy(), zoom(distance, unit)[1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["mean", "krum", "multikrum", "krum(power=1)", "nnm+krum", "nnm+mean"])
+def test_few_dimensions_show_the_same_distances(rule):
+    vectors, liars = rounds(1, size=400)
+    scene = observe(vectors, liars)
+    along = scene.deviation
+    few, few_along = in_few_dimensions(scene, along)
+    assert few.vectors.shape == (6, 20, 16)
+    np.testing.assert_allclose(unit_of(few, few_along), unit_of(scene, along), rtol=1e-9)
+    omegas = np.linspace(0, 30, 64)[:, None] * np.ones(6)
+    full = distance_of(scene, along, find_rule(rule), 5)(omegas)
+    np.testing.assert_allclose(distance_of(few, few_along, find_rule(rule), 5)(omegas), full, rtol=1e-6, atol=1e-6)  # a root of 1e-16
+
+
+def test_every_rule_that_says_so_is_isometric():
+    rng = np.random.default_rng(3)
+    vectors, (turn, _) = rng.normal(size=(9, 5)), np.linalg.qr(rng.normal(size=(5, 5)))
+    steps = {**RULES, **{name: find_rule(f"{name}+mean") for name in PREAGGREGATIONS}}
+    told = [name for name, rule in steps.items() if is_isometric(rule)]
+    assert sorted(told) == ["krum", "mean", "minimum_diameter", "multikrum", "nnm"]
+    for name in told:
+        moved = steps[name](vectors @ turn + 3.0, 2)
+        np.testing.assert_allclose(moved, steps[name](vectors, 2) @ turn + 3.0, rtol=1e-9)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 4))
+def test_the_trimmed_mean_under_equal_lies_is_a_mean_of_clipped_ones(seed, byzantine, liars):
+    rng = np.random.default_rng(seed)
+    honest = rng.integers(-5, 6, (2 * byzantine + 1, 3)).astype(float)
+    lies = rng.uniform(-9, 9, (4, 3))
+    vectors = np.concatenate([honest, np.zeros((liars, 3))])
+    scene = observe(vectors, range(len(honest), len(vectors)))
+    short = trimmed_with_equal_lies(scene, byzantine)
+    assert (short is None) == (liars > byzantine)
+    if short is not None:
+        stacked = np.stack([np.concatenate([honest, np.tile(lie, (liars, 1))]) for lie in lies])
+        np.testing.assert_allclose(short(lies), find_rule("cwtm")(stacked, byzantine), rtol=1e-12, atol=1e-12)
 
 
 def test_large_vectors_are_handed_to_the_rule_in_blocks():

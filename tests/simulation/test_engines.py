@@ -18,7 +18,7 @@ def simulate(task="mnist", **options):
 def votes(engine, task, **options):
     simulation = simulate(task, engine=engine, lr=0.005, **options)
     simulation.play_round(0)  # so that the weights are not all zero
-    return simulation.learner.votes(1, np.arange(5))
+    return simulation.votes(1, np.arange(5))
 
 
 @pytest.mark.parametrize("scheme", ["unbiased", "biased", "compressed"])
@@ -64,8 +64,8 @@ def test_the_compressed_scheme_is_right_on_average(family):
     plan, size = simulation.config.plan, simulation.parameters.size
     ratios = []
     for t in range(40):
-        sent = simulation.learner.votes(t, np.array([0]))[0, 0]
-        step = simulate("mnist-mlp(hidden=6)", family=family, directions=64, mu=0.0).learner.votes(t, np.array([0]))
+        sent = simulation.votes(t, np.array([0]))[0, 0]
+        step = simulate("mnist-mlp(hidden=6)", family=family, directions=64, mu=0.0).votes(t, np.array([0]))
         update = combine(plan.keys(t, 0), step[0, 0], size, family=family).astype(np.float64)
         rebuilt = sent @ matrix(plan.keys(t, COMPRESSED_EPOCH), size, family=family)
         ratios.append(rebuilt @ update / (update @ update))
@@ -76,14 +76,14 @@ def test_the_compressed_scheme_is_right_on_average(family):
 
 def test_the_papers_compressed_scheme_has_no_factor():
     ours, paper = (
-        simulate(scheme="compressed", scale=scale).learner.votes(0, np.arange(5)) for scale in ("unbiased", "paper")
+        simulate(scheme="compressed", scale=scale).votes(0, np.arange(5)) for scale in ("unbiased", "paper")
     )
     np.testing.assert_allclose(ours, paper * (7850 / 6), rtol=1e-5)
 
 
 def test_fedavg_sends_the_sum_of_its_gradients():
     simulation = simulate(algorithm="fedavg", local_epochs=1)
-    sent = simulation.learner.votes(0, np.arange(5))
+    sent = simulation.votes(0, np.arange(5))
     assert sent.shape == (1, 5, 7850)
     x, y = simulation.population.batches(0, 0, np.array([3]))
     model = simulation.parameters.module

@@ -28,11 +28,12 @@ LARGEST = float(np.finfo(np.float64).max)
 Rule = Callable[..., Any]
 
 
-def on_rows(*, squares: bool = True, lengths: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
+def on_rows(*, squares: bool = True, lengths: tuple[str, ...] = (), isometric: bool = False) -> Callable[[Rule], Rule]:
     """Make a function on float64 rows a rule, or a pre-aggregation, on any rows.
 
     `squares` says that it squares or subtracts, and so needs the safe range (a device always gets it, for float64);
-    `lengths` names its options that are lengths in the units of the vectors.
+    `lengths` names its options that are lengths in the units of the vectors; `isometric` says that it commutes with
+    rotations and translations, which lets attacks on it be searched for sooner.
 
     >>> @on_rows()
     ... def spread(vectors, byzantine):
@@ -54,7 +55,7 @@ def on_rows(*, squares: bool = True, lengths: tuple[str, ...] = ()) -> Callable[
             options |= {name: length * scale for name, length in given.items()}
             return like(vectors, _unscaled(function(rows * scale, byzantine, **options), scale))
 
-        rule.__dict__["takes_float64"] = True
+        rule.__dict__["isometric"] = isometric
         return rule
 
     return decorate

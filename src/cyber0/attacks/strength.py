@@ -6,12 +6,14 @@ from typing import Any
 
 from cyber0.attacks.scene import Rule, Scene, check_factor, namespace
 from cyber0.attacks.search import DEFAULT, SEARCHES
+from cyber0.attacks.shortcuts import in_few_dimensions, is_cwtm, is_isometric, trimmed_with_equal_lies
 from cyber0.errors import InvalidAttack
 
 __all__ = ["TARGETS", "distance_of", "pushed", "unit_of"]
 
 TARGETS = ("composition", "rule")
 HOST_BLOCK, DEVICE_BLOCK = 2**20, 2**25  # numbers handed to a rule at once, at most: what fits a cache, or a device
+WIDE = 4  # times as many scalars as vectors: from here on it pays to see them in few dimensions
 LEAST = 1e-9  # of the spread of the honest vectors: a direction shorter than this counts as this long
 TINY = 1e-300  # divides instead of zero
 
@@ -37,12 +39,17 @@ def pushed(
     _check(omega, search)
     if len(scene.liars) == 0:
         return scene.sent(scene.mean[..., None, :])
-    if omega is None:
-        distance = distance_of(scene, direction, aim, byzantine)
-        found = SEARCHES[search or DEFAULT](distance, unit_of(scene, direction))[0][..., None]
-    else:
-        found = float(omega)
+    found = _searched(scene, direction, aim, byzantine, search) if omega is None else float(omega)
     return scene.sent((scene.mean + found * direction)[..., None, :])
+
+
+def _searched(scene: Scene, direction: Any, rule: Rule, byzantine: int, search: str | None) -> Any:
+    """The strength a search finds, `[..., 1]`."""
+    n, k = scene.vectors.shape[-2:]
+    seen, along = in_few_dimensions(scene, direction) if k > WIDE * n and is_isometric(rule) else (scene, direction)
+    omega, _ = SEARCHES[search or DEFAULT](distance_of(seen, along, rule, byzantine), unit_of(seen, along))
+    xp = namespace(scene.mean)
+    return xp.asarray(omega, dtype=xp.float64, device=scene.mean.device)[..., None]
 
 
 def distance_of(scene: Scene, direction: Any, rule: Rule, byzantine: int) -> Callable[[Any], Any]:
@@ -58,12 +65,15 @@ def distance_of(scene: Scene, direction: Any, rule: Rule, byzantine: int) -> Cal
     xp = namespace(scene.vectors)
     block = HOST_BLOCK if str(scene.vectors.device) == "cpu" else DEVICE_BLOCK
     step = max(1, block // math.prod(scene.vectors.shape))
+    trimmed = trimmed_with_equal_lies(scene, byzantine) if is_cwtm(rule) else None
     true = scene.vectors if scene.scale is None else xp.astype(scene.given, xp.float64)
     scale = 1.0 if scene.scale is None else scene.scale[..., 0]
 
     def of_block(omegas: Any) -> Any:
-        votes = xp.asarray(xp.broadcast_to(true, (len(omegas), *true.shape)), copy=True)
         lie = scene.mean + omegas[..., None] * direction
+        if trimmed is not None:
+            return _length(trimmed(lie) - scene.mean)
+        votes = xp.asarray(xp.broadcast_to(true, (len(omegas), *true.shape)), copy=True)
         votes[..., scene.liars, :] = scene.in_range(lie[..., None, :])
         return _length(rule(votes, byzantine) * scale - scene.mean)
 

@@ -1,9 +1,12 @@
 """How clients learn in a simulation: cyber0 by either engine, and the FedAvg baseline.
 
-A learner gives `votes(t, present)`, what each present client would honestly send, [rows, clients, width], and
-`advance(t, aggregate)`, which moves the global model by the aggregated rows [rows, width].
+A learner serves several worlds at once, runs that differ in their seed, their liars or their rule, but not in their
+shape. `votes(t, present)` is what each present client of each world would honestly send, as [worlds, rows, clients,
+width]; `advance(world, t, aggregate)` moves a world's global model by the aggregated rows [rows, width].
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,9 +22,18 @@ from cyber0.simulation.population import Indices, Population
 from cyber0.simulation.slopes import derivatives, slopes
 from cyber0.tasks.task import Task
 
-__all__ = ["Batched", "FedAvg", "Learner", "Sequential"]
+__all__ = ["Batched", "FedAvg", "Learner", "Sequential", "World"]
 
-Votes = NDArray[np.float32]
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class World:
+    """One run's global model, its clients, and what they have agreed on."""
+
+    parameters: Parameters
+    population: Population
+    plan: Plan
 
 
 class Learner(Protocol):
@@ -30,77 +42,83 @@ class Learner(Protocol):
     rows: int
     width: int
 
-    def votes(self, t: int, present: Indices) -> Votes:
-        """What each present client would honestly send: [rows, clients, width]."""
+    def __init__(self, task: Task, worlds: Sequence[World]) -> None: ...
+
+    def votes(self, t: int, present: Indices) -> Tensor:
+        """What each present client would honestly send: [worlds, rows, clients, width]."""
         ...
 
-    def advance(self, t: int, aggregate: NDArray[Any]) -> None:
-        """Move the global model by the aggregate: [rows, width]."""
+    @staticmethod
+    def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
+        """Move a global model by the aggregate: [rows, width]."""
         ...
 
 
 class Batched:
-    """cyber0, all clients and all directions of a local step at once."""
+    """cyber0, all worlds, all clients and all directions of a local step at once."""
 
-    def __init__(self, task: Task, parameters: Parameters, population: Population, plan: Plan) -> None:
-        self.task, self.parameters, self.population, self.plan = task, parameters, population, plan
-        self.rows, self.width = plan.rows, plan.directions
+    def __init__(self, task: Task, worlds: Sequence[World]) -> None:
+        self.task, self.worlds, self.plan, self.parameters = task, worlds, worlds[0].plan, worlds[0].parameters
+        self.rows, self.width = self.plan.rows, self.plan.directions
 
-    def votes(self, t: int, present: Indices) -> Votes:
+    def votes(self, t: int, present: Indices) -> Tensor:
         """Alg. 1, lines 3 to 11, for all clients together."""
-        plan, update = self.plan, None
-        steps: list[torch.Tensor] = []
+        plan, update, weights = self.plan, None, _weights(self.worlds)
+        steps: list[Tensor] = []
         for epoch in range(plan.local_epochs):
             z = self._directions(t, plan.epoch(epoch))
-            x, y = self.population.batches(t, epoch, present)
+            x, y = _batches(self.worlds, t, epoch, present)
             offsets = None if update is None else update * -plan.learning_rate
-            step = slopes(self.task, self.parameters, plan.mu, offsets, x, y, z) * self._scale()
+            step = slopes(self.task, self.parameters, weights, plan.mu, offsets, x, y, z) * self._scale()
             steps.append(step)
             if epoch + 1 < plan.local_epochs or plan.scheme == "compressed":
-                update = step @ z if update is None else torch.addmm(update, step, z)
-        return self._message(t, steps, update).cpu().numpy()
+                update = step @ z if update is None else torch.baddbmm(update, step, z)
+        return self._message(t, steps, update)
 
-    def advance(self, t: int, aggregate: NDArray[Any]) -> None:
+    @staticmethod
+    def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
         """Alg. 1, lines 13 and 14."""
-        self.parameters.apply(self.plan.commit(t, aggregate))
+        world.parameters.apply(world.plan.commit(t, aggregate))
 
-    def _directions(self, t: int, epoch: int) -> torch.Tensor:
-        keys, plan = self.plan.keys(t, epoch), self.plan
-        return matrix(keys, self.parameters.size, family=plan.family, device=self.population.device)
+    def _directions(self, t: int, epoch: int) -> Tensor:
+        size, family, device = self.parameters.size, self.plan.family, self.parameters.device
+        return torch.stack([matrix(w.plan.keys(t, epoch), size, family=family, device=device) for w in self.worlds])
 
     def _scale(self) -> float:
         return (self.parameters.size if self.plan.family == "sphere" else 1) / self.plan.directions
 
-    def _message(self, t: int, steps: list[torch.Tensor], update: torch.Tensor | None) -> torch.Tensor:
+    def _message(self, t: int, steps: list[Tensor], update: Tensor | None) -> Tensor:
         if self.plan.scheme == "unbiased":
-            return torch.stack(steps)
+            return torch.stack(steps, dim=1)
         if self.plan.scheme == "biased" or update is None:
-            return torch.stack(steps).double().sum(dim=0).float()[None]
-        projected = update @ self._directions(t, COMPRESSED_EPOCH).T
-        return (projected * self.plan.projection(self.parameters.size))[None]
+            return torch.stack(steps).double().sum(dim=0).float()[:, None]
+        projected = update @ self._directions(t, COMPRESSED_EPOCH).mT
+        return (projected * self.plan.projection(self.parameters.size))[:, None]
 
 
 class Sequential:
     """cyber0, one client after the other, each by the code a client of a real federation runs."""
 
-    def __init__(self, task: Task, parameters: Parameters, population: Population, plan: Plan) -> None:
-        self.parameters, self.plan = parameters, plan
-        self.rows, self.width = plan.rows, plan.directions
-        self._clients: list[Client] = [
-            Client(parameters, task.losses, _batch_of(population, client), plan) for client in range(population.clients)
+    def __init__(self, task: Task, worlds: Sequence[World]) -> None:
+        self.rows, self.width = worlds[0].plan.rows, worlds[0].plan.directions
+        self._clients: list[list[Client]] = [
+            [
+                Client(world.parameters, task.losses, _batch_of(world.population, client), world.plan)
+                for client in range(world.population.clients)
+            ]
+            for world in worlds
         ]
 
-    def votes(self, t: int, present: Indices) -> Votes:
+    def votes(self, t: int, present: Indices) -> Tensor:
         """Alg. 1, lines 3 to 11, for each client."""
-        return np.stack([self._clients[client].vote(t) for client in map(int, present)], axis=1)
+        told = [np.stack([clients[client].vote(t) for client in map(int, present)], 1) for clients in self._clients]
+        return torch.from_numpy(np.stack(told))  # pyright: ignore[reportUnknownMemberType]
 
-    def advance(self, t: int, aggregate: NDArray[Any]) -> None:
-        """Alg. 1, lines 13 and 14."""
-        self.parameters.apply(self.plan.commit(t, aggregate))
+    advance = staticmethod(Batched.advance)
 
 
 def _batch_of(population: Population, client: int) -> Any:
-    def batch(t: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(t: int, epoch: int) -> tuple[Tensor, Tensor]:
         x, y = population.batches(t, epoch, np.array([client]))
         return x[0], y[0]
 
@@ -110,25 +128,39 @@ def _batch_of(population: Population, client: int) -> Any:
 class FedAvg:
     """The baseline (McMahan et al., 2017): K local steps of gradient descent; the whole update travels, d scalars."""
 
-    def __init__(self, task: Task, parameters: Parameters, population: Population, plan: Plan) -> None:
-        self.task, self.parameters, self.population, self.plan = task, parameters, population, plan
-        self.rows, self.width = 1, parameters.size
+    def __init__(self, task: Task, worlds: Sequence[World]) -> None:
+        self.task, self.worlds, self.plan, self.parameters = task, worlds, worlds[0].plan, worlds[0].parameters
+        self.rows, self.width = 1, self.parameters.size
 
-    def votes(self, t: int, present: Indices) -> Votes:
-        """The sum of each client's gradients along its local steps: [1, clients, d]."""
-        x, y = self.population.batches(t, 0, present)
-        update = derivatives(self.task, self.parameters, None, x, y)
+    def votes(self, t: int, present: Indices) -> Tensor:
+        """The sum of each client's gradients along its local steps: [worlds, 1, clients, d]."""
+        weights = _weights(self.worlds)
+        update = derivatives(self.task, self.parameters, weights, None, *_batches(self.worlds, t, 0, present))
         for epoch in range(1, self.plan.local_epochs):
-            x, y = self.population.batches(t, epoch, present)
-            update = update + derivatives(self.task, self.parameters, update * -self.plan.learning_rate, x, y)
-        return update.cpu().numpy()[None]
+            offsets, batches = update * -self.plan.learning_rate, _batches(self.worlds, t, epoch, present)
+            update = update + derivatives(self.task, self.parameters, weights, offsets, *batches)
+        return update[:, None]
 
-    def advance(self, t: int, aggregate: NDArray[Any]) -> None:  # noqa: ARG002
+    @staticmethod
+    def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:  # noqa: ARG004
         """Take one step of the learning rate along the aggregate."""
         with np.errstate(over="ignore"):
-            values = (self.plan.learning_rate * aggregate[0].astype(np.float64)).astype(np.float32)
+            values = (world.plan.learning_rate * aggregate[0].astype(np.float64)).astype(np.float32)
         if not np.isfinite(values).all():
             raise InvalidCommit("the learning rate times the aggregate is too large for float32")
-        step = torch.as_tensor(values)
-        for entry, flat in self.parameters:
-            flat -= step[entry.start : entry.start + entry.size].to(flat.device)
+        step = torch.as_tensor(values).to(world.parameters.device)
+        for entry, flat in world.parameters:
+            flat -= step[entry.start : entry.start + entry.size]
+
+
+def _weights(worlds: Sequence[World]) -> Tensor:
+    """The global models, [worlds, d]."""
+    return torch.stack([torch.cat([flat.detach() for _, flat in world.parameters]) for world in worlds])
+
+
+def _batches(worlds: Sequence[World], t: int, epoch: int, present: Indices) -> tuple[Tensor, Tensor]:
+    """The batches of one local step: inputs [worlds, clients, batch, ...] and labels [worlds, clients, batch]."""
+    parts = [world.population.batches(t, epoch, present) for world in worlds]
+    if len(parts) == 1:
+        return parts[0][0][None], parts[0][1][None]
+    return torch.stack([x for x, _ in parts]), torch.stack([y for _, y in parts])

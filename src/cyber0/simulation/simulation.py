@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from cyber0 import aggregation, attacks
+from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
 from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
 from cyber0.parameters import Parameters
-from cyber0.simulation.learners import Batched, FedAvg, Learner, Sequential
+from cyber0.simulation.learners import Batched, FedAvg, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population, participants
 from cyber0.tasks import partition
 from cyber0.tasks.task import Task, evaluate
@@ -24,7 +25,8 @@ from cyber0.tasks.task import find as find_task
 __all__ = ["Round", "Simulation"]
 
 LARGEST = float(np.finfo(np.float32).max)
-LEARNERS = {"batched": Batched, "sequential": Sequential}
+LEARNERS: dict[str, type[Learner]] = {"batched": Batched, "sequential": Sequential}
+WIDE = 1024  # scalars of a vote from which a device aggregates sooner than the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Simulation:
         self.parameters = Parameters.of(module)
         with _named("partition", config.partition):
             self.population = self._populate()
-        self.learner = self._learner()
+        self.world = World(self.parameters, self.population, config.plan)
+        self.learner = learner_of(config)(self.task, [self.world])
         self.rounds = 0
         self._test = tuple(
             torch.as_tensor(part).to(self.device)
@@ -85,16 +88,23 @@ class Simulation:
         present = participants(config.seed, t, config.clients, config.invited, config.dropout)
         if len(present) < self.quorum:
             return Round(t, len(present), 0, None)
+        return self.decide(t, present, self.votes(t, present))
+
+    def votes(self, t: int, present: Indices) -> Any:
+        """What each present client would honestly send (lines 3 to 11): [rows, present, width]."""
         with full_precision():
-            votes = self.learner.votes(t, present)  # lines 3 to 11
+            return placed(self.learner.votes(t, present)[0])
+
+    def decide(self, t: int, present: Indices, votes: Any) -> Round:
+        """What becomes of the honest votes [rows, present, width]: liars lie, the federator aggregates, all advance."""
         if _admissible(votes).all():  # a model that has diverged leaves liars nothing to build on
             votes = self._attacked(t, votes, present)
         votes = votes[:, _admissible(votes)]
         if votes.shape[1] < self.quorum:
             return Round(t, len(present), votes.shape[1], None)
-        aggregate = self._aggregate(votes.astype(np.float64))  # line 12
+        aggregate = self._aggregate(votes)  # line 12
         try:
-            self.learner.advance(t, aggregate)  # lines 13 and 14
+            self.learner.advance(self.world, t, aggregate)  # lines 13 and 14
         except InvalidCommit:  # so large that no model can take it
             return Round(t, len(present), votes.shape[1], None)
         return Round(t, len(present), votes.shape[1], aggregate)
@@ -103,7 +113,7 @@ class Simulation:
         """Take rounds from what was aggregated in them, [rounds, rows, k]; a round of NaN changed nothing."""
         for aggregate in aggregates:
             if np.isfinite(aggregate).all():
-                self.learner.advance(self.rounds, aggregate)
+                self.learner.advance(self.world, self.rounds, aggregate)
             self.rounds += 1
 
     def evaluate(self) -> tuple[float, float]:
@@ -111,8 +121,8 @@ class Simulation:
         model: Any = self.parameters.module
         return evaluate(model, self._test, self.device, losses=self.task.losses)  # pyright: ignore[reportArgumentType]
 
-    def _aggregate(self, votes: NDArray[np.float64]) -> NDArray[np.float32]:
-        result = np.asarray(self.rule(votes, self.config.byzantine))
+    def _aggregate(self, votes: Any) -> NDArray[np.float32]:
+        result = on_host(self.rule(_double(votes), self.config.byzantine))
         if result.shape != votes.shape[:1] + votes.shape[2:] or not np.isfinite(result).all():
             raise InvalidAggregation(
                 f"rule {self.config.rule!r} made {votes.shape} votes into {result.shape}: it must give "
@@ -120,14 +130,14 @@ class Simulation:
             )
         return np.clip(result, -LARGEST, LARGEST).astype(np.float32)
 
-    def _attacked(self, t: int, votes: NDArray[np.float32], present: Indices) -> NDArray[np.float32]:
+    def _attacked(self, t: int, votes: Any, present: Indices) -> Any:
         liars = self.population.liars(present)
         if len(liars) == 0:
             return votes
         rng = np.random.default_rng([self.config.seed, t, 0x41545441])  # "ATTA"
-        told = attacks.mount(self.attack, votes.astype(np.float64), liars, self.rule, self.config.byzantine, rng)
+        told = attacks.mount(self.attack, _double(votes), liars, self.rule, self.config.byzantine, rng)
         with np.errstate(over="ignore"):
-            return told.astype(np.float32)
+            return namespace(votes).astype(told, votes.dtype)
 
     def _populate(self) -> Population:
         config, dataset = self.config, self.task.dataset
@@ -137,14 +147,30 @@ class Simulation:
         sizes = config.batch, config.local_epochs, config.seed
         return Population(dataset, shares, config.byzantine, *sizes, self.device, corrupt)
 
-    def _learner(self) -> Learner:
-        make = FedAvg if self.config.algorithm == "fedavg" else LEARNERS[self.config.engine]
-        return make(self.task, self.parameters, self.population, self.config.plan)
+
+def learner_of(config: RunConfig) -> type[Learner]:
+    """The algorithm of a configuration, by its engine."""
+    return FedAvg if config.algorithm == "fedavg" else LEARNERS[config.engine]
 
 
-def _admissible(votes: NDArray[np.float32]) -> NDArray[np.bool_]:
+def placed(votes: torch.Tensor) -> Any:
+    """Votes where rules are the quickest: in the memory of the host, unless there are many and they are on a device."""
+    return votes if votes.is_cuda and votes.shape[-1] >= WIDE else votes.cpu().numpy()
+
+
+def on_host(array: Any) -> NDArray[Any]:
+    """An array of any library, as NumPy's."""
+    return array.cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+
+
+def _double(votes: Any) -> Any:
+    return namespace(votes).astype(votes, namespace(votes).float64)
+
+
+def _admissible(votes: Any) -> NDArray[np.bool_]:
     """Whose votes are votes: what is not finite is none."""
-    return np.asarray(np.isfinite(votes).all(axis=(0, 2)))
+    xp = namespace(votes)
+    return on_host(xp.all(xp.isfinite(votes), axis=(0, 2)))
 
 
 def _quorum(rule: Any, config: RunConfig) -> int:

@@ -1,7 +1,7 @@
-"""How the losses of all clients change along all directions, at once.
+"""How the losses of all clients of several runs change along all their directions, at once.
 
-Shapes: n clients, B samples each, R directions, d parameters. `offsets` [n, d] is how far each client's local model
-has drifted from the global one, None where none has.
+Shapes: S runs, n clients each, B samples each, R directions, d parameters. `weights` [S, d] are the global models;
+`offsets` [S, n, d] is how far each client's local model has drifted from its global one, None where none has.
 """
 
 from typing import Any
@@ -20,91 +20,114 @@ BUDGET = 2**26  # floats that one chunk of perturbed models and their activation
 
 
 def slopes(
-    task: Task, parameters: Parameters, mu: float, offsets: Tensor | None, x: Tensor, y: Tensor, z: Tensor
+    task: Task,
+    parameters: Parameters,
+    weights: Tensor,
+    mu: float,
+    offsets: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
 ) -> Tensor:
-    """The derivative (mu = 0) or central difference of each client's mean loss along each direction: [n, R]."""
+    """The derivative (mu = 0) or central difference of each client's mean loss along each direction: [S, n, R]."""
     if mu == 0:
-        return derivatives(task, parameters, offsets, x, y) @ z.T
+        return derivatives(task, parameters, weights, offsets, x, y) @ z.mT
     step = float(torch.tensor(mu, dtype=torch.float32))
-    logistic = type(parameters.module) is nn.Linear and len(parameters.tensors) == 2 and task.losses is cross_entropy
-    if logistic:
+    if _is_logistic(task, parameters):
         difference, room = _logistic, 4 * y.numel() * parameters.manifest.entries[1].size
     else:
-        difference, room = _any_model, 2 * z.shape[1] * (1 if offsets is None else len(y)) + 8 * x.numel()
+        models = len(y) if offsets is None else y.shape[0] * y.shape[1]
+        difference, room = _any_model, 2 * z.shape[-1] * models + 8 * x.numel()
     chunk = max(1, BUDGET // room)
     parts = [
-        difference(task, parameters, step, offsets, x, y, z[first : first + chunk]).mean(dim=1, dtype=torch.float64)
-        for first in range(0, len(z), chunk)  # differences are formed per sample: two losses share most digits
+        difference(task, parameters, weights, step, offsets, x, y, z[:, first : first + chunk]).mean(
+            dim=2, dtype=torch.float64
+        )  # differences are formed per sample: two losses share most digits
+        for first in range(0, z.shape[1], chunk)
     ]
-    return (torch.cat(parts, dim=1) / (2 * step)).float()
+    return (torch.cat(parts, dim=2) / (2 * step)).float()
+
+
+def _is_logistic(task: Task, parameters: Parameters) -> bool:
+    return type(parameters.module) is nn.Linear and len(parameters.tensors) == 2 and task.losses is cross_entropy
 
 
 def _logistic(
-    task: Task, parameters: Parameters, step: float, offsets: Tensor | None, x: Tensor, y: Tensor, z: Tensor
+    task: Task,
+    parameters: Parameters,
+    weights: Tensor,
+    step: float,
+    offsets: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
 ) -> Tensor:
-    """F(w + step z) - F(w - step z) of logistic regression, [n, B, R]: its logits are linear, so one product does."""
+    """F(w + step z) - F(w - step z) of logistic regression, [S, n, B, R]: logits are linear, so one product does."""
     del task
     model: Any = parameters.module
-    (n, size), (outputs, inputs), count = y.shape, model.weight.shape, len(z)
-    weights = inputs * outputs
-    if offsets is None:
-        here = nn.functional.linear(x, model.weight.detach(), model.bias.detach())
-    else:
-        local = model.weight.detach() + offsets[:, :weights].view(n, outputs, inputs)
-        bias = model.bias.detach() + offsets[:, weights:]
-        here = torch.baddbmm(bias[:, None], x, local.transpose(1, 2))
-    by_class = z[:, :weights].view(count, outputs, inputs).transpose(0, 1).reshape(outputs * count, inputs)
-    along = (x.reshape(n * size, inputs) @ by_class.T).view(n, size, outputs, count) + z[:, weights:].T
-    base = here[..., None]
-    upper = torch.logsumexp(torch.add(base, along, alpha=step), dim=2)
-    lower = torch.logsumexp(torch.sub(base, along, alpha=step), dim=2)
-    chosen = along.gather(2, y[..., None, None].expand(n, size, 1, count)).squeeze(2)
+    (runs, n, size), (outputs, inputs), count = y.shape, model.weight.shape, z.shape[1]
+    models, split = runs if offsets is None else runs * n, inputs * outputs
+    local = weights if offsets is None else (weights[:, None] + offsets).flatten(0, 1)
+    matrices, biases = local[:, :split].view(models, outputs, inputs), local[:, split:]
+    here = torch.baddbmm(biases[:, None], x.reshape(models, -1, inputs), matrices.mT).view(runs, n, size, outputs, 1)
+    by_class = z[..., :split].reshape(runs, count, outputs, inputs).transpose(1, 2).reshape(runs, -1, inputs)
+    products = x.view(runs, n * size, inputs) @ by_class.mT
+    along = products.view(runs, n, size, outputs, count) + z[..., split:].mT[:, None, None]
+    upper = torch.logsumexp(torch.add(here, along, alpha=step), dim=3)
+    lower = torch.logsumexp(torch.sub(here, along, alpha=step), dim=3)
+    chosen = along.gather(3, y[..., None, None].expand(runs, n, size, 1, count)).squeeze(3)
     return upper.sub_(lower).sub_(chosen, alpha=2 * step)
 
 
 def _any_model(
-    task: Task, parameters: Parameters, step: float, offsets: Tensor | None, x: Tensor, y: Tensor, z: Tensor
+    task: Task,
+    parameters: Parameters,
+    weights: Tensor,
+    step: float,
+    offsets: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
 ) -> Tensor:
     """The same for any model, by vmap over models: losses at w + offset + step z, less those at w + offset - step z."""
-    flat = _flat(parameters)
-    both = torch.cat([flat + step * z, flat - step * z])
-
-    def losses(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return _losses(task, parameters, weights, x, y)
-
+    both = torch.cat([weights[:, None] + step * z, weights[:, None] - step * z], dim=1)
+    along = vmap(_losses_of(task, parameters), in_dims=(0, None, None))
+    (runs, n, size), count = y.shape, z.shape[1]
     with torch.no_grad():
         if offsets is None:
-            result = vmap(losses, in_dims=(0, None, None))(both, x.flatten(0, 1), y.flatten())
-            result = result.view(2, len(z), *y.shape).movedim(1, 3)
+            result = vmap(along)(both, x.flatten(1, 2), y.flatten(1, 2)).view(runs, 2, count, n, size).movedim(2, 4)
         else:
-            result = vmap(vmap(losses, in_dims=(0, None, None)), in_dims=(0, 0, 0))(both + offsets[:, None], x, y)
-            result = result.view(len(y), 2, len(z), -1).permute(1, 0, 3, 2)
-    return result[0] - result[1]
+            local = both[:, None] + offsets[:, :, None]
+            result = vmap(vmap(along))(local, x, y).view(runs, n, 2, count, size).permute(0, 2, 1, 4, 3)
+    return result[:, 0] - result[:, 1]
 
 
-def derivatives(task: Task, parameters: Parameters, offsets: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each client's mean loss at its local model, [n, d]."""
-    flat = _flat(parameters)
+def derivatives(
+    task: Task, parameters: Parameters, weights: Tensor, offsets: Tensor | None, x: Tensor, y: Tensor
+) -> Tensor:
+    """The gradient of each client's mean loss at its local model, [S, n, d]."""
+    losses = _losses_of(task, parameters)
 
     def loss(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return _losses(task, parameters, weights, x, y).mean()
+        return losses(weights, x, y).mean()
 
-    local, axis = (flat, None) if offsets is None else (flat + offsets, 0)
-    return vmap(grad(loss), in_dims=(axis, 0, 0))(local, x, y)
+    local, axis = (weights, None) if offsets is None else (weights[:, None] + offsets, 0)
+    return vmap(vmap(grad(loss), in_dims=(axis, 0, 0)))(local, x, y)
 
 
-def _losses(task: Task, parameters: Parameters, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _losses_of(task: Task, parameters: Parameters) -> Any:
+    """The losses of samples as a function of the flat weights [d] too."""
     module: Any = parameters.module
-    named = {
-        entry.name: weights[entry.start : entry.start + entry.size].view(entry.shape)
-        for entry in parameters.manifest.entries
-    }
 
-    def model(inputs: Tensor) -> Tensor:
-        return functional_call(module, named, (inputs,))
+    def losses(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        named = {
+            entry.name: weights[entry.start : entry.start + entry.size].view(entry.shape)
+            for entry in parameters.manifest.entries
+        }
 
-    return task.losses(model, (x, y))
+        def model(inputs: Tensor) -> Tensor:
+            return functional_call(module, named, (inputs,))
 
+        return task.losses(model, (x, y))
 
-def _flat(parameters: Parameters) -> Tensor:
-    return torch.cat([flat.detach() for _, flat in parameters])
+    return losses

@@ -13,7 +13,7 @@ from cyber0.aggregation.door import on_rows
 __all__ = ["nnm"]
 
 
-@on_rows()
+@on_rows(isometric=True)
 def nnm(vectors: Any, byzantine: int) -> Any:
     """Replace each vector by the mean of the n - b vectors nearest to it, itself included.
 

@@ -11,7 +11,7 @@ from cyber0.aggregation.rows import average, median_row, trimmed
 __all__ = ["cwtm", "mean", "median"]
 
 
-@on_rows(squares=False)
+@on_rows(squares=False, isometric=True)
 def mean(vectors: Any, byzantine: int) -> Any:  # noqa: ARG001
     """The mean of all vectors: the best rule where nobody lies, and at the mercy of one who does.
 

@@ -17,7 +17,7 @@ __all__ = ["krum", "multikrum", "scores"]
 NEIGHBOURS = {"n-b-1": 1, "n-b-2": 2}
 
 
-@on_rows(squares=False)
+@on_rows(squares=False, isometric=True)
 def krum(vectors: Any, byzantine: int, *, neighbours: int | str | None = None, power: float = 2) -> Any:
     """The vector with the least sum of distances, to the given power, to its nearest neighbours.
 
@@ -33,7 +33,7 @@ def krum(vectors: Any, byzantine: int, *, neighbours: int | str | None = None, p
     return vectors[best].reshape(vectors[..., 0, :].shape) + 0.0  # two vectors may differ in the sign of a zero
 
 
-@on_rows()
+@on_rows(isometric=True)
 def multikrum(
     vectors: Any,
     byzantine: int,

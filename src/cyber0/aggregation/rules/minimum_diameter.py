@@ -22,7 +22,7 @@ from cyber0.errors import InvalidAggregation
 __all__ = ["minimum_diameter"]
 
 
-@on_rows()
+@on_rows(isometric=True)
 def minimum_diameter(vectors: Any, byzantine: int, *, most: int = 100_000) -> Any:
     """The mean of the n - b vectors whose farthest two are nearest, found by trying all subsets, `most` at most.
 

@@ -1,0 +1,94 @@
+"""Two ways to see sooner where a rule ends up when all liars send the same vector; both are exact but for
+rounding (to 1e-7 of the largest length).
+
+Shapes: h honest vectors and L lies of k scalars, of which b are dropped at each end by `cwtm`.
+
+- The trimmed mean: of h honest values in ascending order and L times the value x, it is the mean of
+  clip(x, honest[i + b - L], honest[i + b]) over i = 0 .. h + L - 2b - 1. So values are sorted once for all strengths.
+- A rule that only looks at distances (`isometric`) does the same to any rotation of its vectors. All honest vectors and
+  a direction span h + 1 dimensions at most, however many scalars a vector has.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from array_api_compat import to_device
+
+from cyber0.aggregation import cwtm
+from cyber0.attacks.scene import Rule, Scene, namespace
+
+__all__ = ["in_few_dimensions", "is_cwtm", "is_isometric", "trimmed_with_equal_lies"]
+
+
+def is_isometric(rule: Rule) -> bool:
+    """Whether a rule, with its pre-aggregations, says that it commutes with rotations and translations.
+
+    >>> from cyber0.aggregation import find
+    >>> is_isometric(find("nnm+krum")), is_isometric(find("nnm+cwtm"))
+    (True, False)
+    """
+    steps = (*getattr(rule, "pre", ()), getattr(rule, "rule", rule))
+    return all(getattr(step.func if isinstance(step, partial) else step, "isometric", False) for step in steps)
+
+
+def in_few_dimensions(scene: Scene, direction: Any) -> tuple[Scene, Any]:
+    """The scene about its honest mean and the direction, in coordinates of their span, on the host.
+
+    The honest rows and the direction keep their distances and angles; the liars' rows are zeros.
+
+    >>> from cyber0.attacks.scene import observe
+    >>> few, along = in_few_dimensions(observe(np.eye(50)[:4], [3]), np.eye(50)[7])
+    >>> few.vectors.shape, round(float(along @ along), 9)
+    ((4, 4), 1.0)
+    """
+    xp = namespace(scene.honest)
+    centred = xp.concat([scene.honest - scene.mean[..., None, :], direction[..., None, :]], axis=-2)
+    squares = xp.matmul(centred, xp.matrix_transpose(centred))
+    values, vectors = np.linalg.eigh(_host(squares))
+    coordinates = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+    lying, honest = _host(scene.liars), coordinates[..., :-1, :]
+    n = honest.shape[-2] + len(lying)
+    rows = np.zeros((*honest.shape[:-2], n, honest.shape[-1]))
+    rows[..., np.setdiff1d(np.arange(n), lying), :] = honest
+    zero = np.zeros_like(honest[..., 0, :])
+    few = replace(scene, vectors=rows, honest=honest, mean=zero, scale=None, liars=lying, given=rows)
+    return few, coordinates[..., -1, :]
+
+
+def trimmed_with_equal_lies(scene: Scene, byzantine: int) -> Callable[[Any], Any] | None:
+    """`cwtm` of the honest vectors and lies `[c, ..., k]`, as a function of the lies; None for more liars than b.
+
+    >>> from cyber0.attacks.scene import observe
+    >>> scene = observe(np.array([[1.0], [2.0], [6.0], [0.0]]), [3])
+    >>> trimmed_with_equal_lies(scene, 1)(np.array([[-9.0], [3.0], [99.0]])).ravel()
+    array([1.5, 2.5, 4. ])
+    """
+    xp, (honest, liars) = namespace(scene.honest), (scene.honest.shape[-2], len(scene.liars))
+    kept = honest + liars - 2 * byzantine
+    if liars > byzantine or kept < 1:
+        return None
+    ascending = xp.sort(scene.honest, axis=-2)
+    low = ascending[..., byzantine - liars : byzantine - liars + kept, :]
+    high = ascending[..., byzantine : byzantine + kept, :]
+
+    def trimmed(lies: Any) -> Any:
+        return xp.mean(xp.minimum(xp.maximum(lies[..., None, :], low), high), axis=-2)
+
+    return trimmed
+
+
+def is_cwtm(rule: Rule) -> bool:
+    """Whether a rule is the trimmed mean and nothing else.
+
+    >>> from cyber0.aggregation import find
+    >>> is_cwtm(find("cwtm")), is_cwtm(find("nnm+cwtm"))
+    (True, False)
+    """
+    return rule is cwtm or (getattr(rule, "pre", None) == () and getattr(rule, "rule", None) is cwtm)
+
+
+def _host(array: Any) -> Any:
+    return array if namespace(array) is np else np.asarray(to_device(array, "cpu"))
