@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cyber0.config import RunConfig, load, merged
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
+from cyber0.files import locked, write_whole
 
 __all__ = ["Folder"]
 
@@ -49,14 +50,14 @@ class Folder:
         """Make the folder of a new run; one that holds files of another run is refused, and left as it is."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(path)
+            lock = locked(path, "run")
             for name in FILES:
                 if (path / name).exists():
                     lock.close()
                     raise InvalidConfig(
                         f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}"
                     )
-            _write_whole(path / "config.toml", config.to_toml())
+            write_whole(path / "config.toml", config.to_toml())
         except OSError as error:
             raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
         return cls(path, config, lock)
@@ -66,7 +67,7 @@ class Folder:
         """Open the folder of a run that was stopped."""
         config = cls.configuration(path)
         try:
-            lock = _locked(path)
+            lock = locked(path, "run")
         except OSError as error:
             raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
         try:
@@ -109,7 +110,7 @@ class Folder:
     def finish(self, summary: Line, tensors: dict[str, Any]) -> None:
         """Write the final weights and the outcome."""
         require("safetensors.torch", extra="train").save_file(tensors, self.path / "model.safetensors")
-        _write_whole(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -128,30 +129,3 @@ class Folder:
         if whole < len(data):
             os.truncate(metrics, whole)
         return lines
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    draft = path.with_name(path.name + ".tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-def _locked(path: Path) -> Any:
-    """A file of the folder, locked for this process: the lock goes with the process, however it ends."""
-    file = (path / ".lock").open("w")
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # no such locks on this system
-        pass
-    except BlockingIOError:
-        file.close()
-        raise InvalidConfig(f"{path} is in use by another run that has not ended") from None
-    except OSError:  # no locks on this file system
-        pass
-    return file

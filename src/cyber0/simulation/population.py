@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,14 @@ def participants(seed: int, t: int, clients: int, invited: int, dropout: float) 
     return np.sort(drawn[rng.random(invited) >= dropout])
 
 
+@lru_cache(maxsize=1)  # runs that are played together share them
+def on_device(dataset: Dataset, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The inputs to train on, and the inputs and labels to test on, in the memory of a device."""
+    parts = dataset.train_inputs, dataset.test_inputs, dataset.test_labels
+    inputs, test_inputs, test_labels = (torch.as_tensor(part).to(device) for part in parts)
+    return inputs, test_inputs, test_labels
+
+
 @dataclass(eq=False)
 class Population:
     """All clients' data in the memory of one device, and the batches they draw from it.
@@ -52,7 +61,7 @@ class Population:
         if self.corrupt_labels is not None and self.byzantine:
             held = np.concatenate(self.shares[-self.byzantine :])
             labels[held] = self.corrupt_labels(labels[held], self.dataset.classes)
-        self.inputs = torch.as_tensor(self.dataset.train_inputs).to(self.device)
+        self.inputs, *self.test = on_device(self.dataset, self.device)
         self.labels = torch.as_tensor(labels).to(self.device)
         self._samples = np.concatenate(self.shares)
         self._counts = np.array([len(share) for share in self.shares])

@@ -1,9 +1,10 @@
-"""A run from its first round to its summary, in a folder or without one."""
+"""A run from its first round to its summary, in a folder or without one; and several as one batch."""
 
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy as np
 
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig
+from cyber0.simulation.ensemble import Ensemble
 from cyber0.simulation.folder import Folder, Line
 from cyber0.simulation.simulation import Round, Simulation
+from cyber0.tasks.dataset import Dataset
+from cyber0.tasks.task import Task
 
-__all__ = ["run"]
+__all__ = ["Minutes", "run", "run_together"]
 
 Watch = Callable[[Round, Line], None]
 
@@ -29,8 +33,12 @@ def run(config: RunConfig, out: Path | None = None, *, resume: bool = False, wat
     folder = None if out is None else (Folder.resume(out) if resume else Folder.new(out, config))
     try:
         simulation = Simulation(config)
-        lines = _play(simulation, folder, watch or (lambda _round, _line: None))
-        summary = _summary(simulation, lines)
+        minutes = Minutes(simulation, folder)
+        for played in simulation.play():
+            minutes.add(played)
+            if watch is not None:
+                watch(played, minutes.lines[-1])
+        summary = minutes.summary()
         if folder is not None:
             folder.finish(summary, {k: v.detach().cpu() for k, v in simulation.parameters.tensors.items()})
         return summary
@@ -39,21 +47,54 @@ def run(config: RunConfig, out: Path | None = None, *, resume: bool = False, wat
             folder.close()
 
 
-def _play(simulation: Simulation, folder: Folder | None, watch: Watch) -> list[Line]:
-    lines = _begin(simulation, folder)
-    pending: list[Any] = []
-    votes, skipped = lines[-1]["votes"], lines[-1]["skipped"]
-    clock = time.perf_counter() - lines[-1]["seconds"]
-    for played in simulation.play():
-        pending.append(_aggregate(simulation, played))
-        votes, skipped = votes + played.present, skipped + (played.aggregate is None)
-        if simulation.rounds % simulation.config.evaluate_every == 0 or simulation.rounds == simulation.config.rounds:
-            lines.append(_line(simulation, time.perf_counter() - clock, votes, skipped))
-            if folder is not None:
-                folder.append(np.stack(pending), lines[-1])
-            pending.clear()
-        watch(played, lines[-1])
-    return lines
+def run_together(
+    configs: Sequence[RunConfig], watch: Callable[[int], None] | None = None, task: Task | None = None
+) -> list[list[Line]]:
+    """Play runs of one shape as one batch; of each, its evaluations, then its summary. `watch` gets a round's number.
+
+    >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
+    >>> [lines[-1]["rounds"] for lines in run_together([RunConfig(seed=seed, **small) for seed in (0, 1)])]
+    [2, 2]
+    """
+    ensemble = Ensemble(configs, task)
+    minutes = [Minutes(simulation, share=1 / len(configs)) for simulation in ensemble.simulations]
+    for number, rounds in enumerate(ensemble.play()):
+        for kept, played in zip(minutes, rounds, strict=True):
+            kept.add(played)
+        if watch is not None:
+            watch(number)
+    return [[*kept.lines, kept.summary()] for kept in minutes]
+
+
+class Minutes:
+    """What is kept of a run as it is played: its evaluations in `lines`, and in its folder, if it has one.
+
+    A run that is played with others is told the `share` of the time that is its own.
+    """
+
+    def __init__(self, simulation: Simulation, folder: Folder | None = None, share: float = 1.0) -> None:
+        self.simulation, self.folder, self.share = simulation, folder, share
+        self.lines = _begin(simulation, folder)
+        self._pending: list[Any] = []
+        self._votes, self._skipped = self.lines[-1]["votes"], self.lines[-1]["skipped"]
+        self._clock = time.perf_counter() - self.lines[-1]["seconds"] / share
+
+    def add(self, played: Round) -> None:
+        """Take note of a round, and evaluate the model when it is time to."""
+        simulation, config = self.simulation, self.simulation.config
+        self._votes, self._skipped = self._votes + played.present, self._skipped + (played.aggregate is None)
+        if self.folder is not None:
+            self._pending.append(_aggregate(simulation, played))
+        if simulation.rounds % config.evaluate_every == 0 or simulation.rounds == config.rounds:
+            seconds = (time.perf_counter() - self._clock) * self.share
+            self.lines.append(_line(simulation, seconds, self._votes, self._skipped))
+            if self.folder is not None:
+                self.folder.append(np.stack(self._pending), self.lines[-1])
+                self._pending.clear()
+
+    def summary(self) -> Line:
+        """The outcome."""
+        return _summary(self.simulation, self.lines)
 
 
 def _begin(simulation: Simulation, folder: Folder | None) -> list[Line]:
@@ -77,11 +118,16 @@ def _begin(simulation: Simulation, folder: Folder | None) -> list[Line]:
 def _origin(simulation: Simulation) -> Line:
     """What a run starts from: it can only be continued with the same."""
     dataset = simulation.task.dataset
+    model = f"{simulation.parameters.fingerprint():016x}"  # nothing has been played yet
+    return {"data": dataset.source, "data_sha256": _digest(dataset), "model": model}
+
+
+@lru_cache(maxsize=1)  # runs that are played together share their data
+def _digest(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     for part in (dataset.train_inputs, dataset.train_labels, dataset.test_inputs, dataset.test_labels):
         digest.update(memoryview(np.ascontiguousarray(part)))  # pyright: ignore[reportArgumentType]
-    model = f"{simulation.parameters.fingerprint():016x}"  # nothing has been played yet
-    return {"data": dataset.source, "data_sha256": digest.hexdigest(), "model": model}
+    return digest.hexdigest()
 
 
 def _aggregate(simulation: Simulation, played: Round) -> Any:

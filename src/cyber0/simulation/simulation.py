@@ -70,10 +70,6 @@ class Simulation:
         self.world = World(self.parameters, self.population, config.plan)
         self.learner = learner_of(config)(self.task, [self.world])
         self.rounds = 0
-        self._test = tuple(
-            torch.as_tensor(part).to(self.device)
-            for part in (self.task.dataset.test_inputs, self.task.dataset.test_labels)
-        )
 
     def play(self) -> Iterator[Round]:
         """Play the rounds that are left, one at a time."""
@@ -119,7 +115,8 @@ class Simulation:
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss of the global model on the test samples."""
         model: Any = self.parameters.module
-        return evaluate(model, self._test, self.device, losses=self.task.losses)  # pyright: ignore[reportArgumentType]
+        inputs, labels = self.population.test
+        return evaluate(model, (inputs, labels), self.device, losses=self.task.losses)
 
     def _aggregate(self, votes: Any) -> NDArray[np.float32]:
         result = on_host(self.rule(_double(votes), self.config.byzantine))

@@ -76,7 +76,7 @@ class Figure(BaseModel):
     """
 
     model_config = STRICT
-    name: str = Field(pattern=r"^[a-z0-9-]+$")
+    name: str = Field(pattern=r"^[a-z0-9.-]+$")
     title: str
     x: Literal["round", "bytes"] = "round"
     line: list[str]
@@ -193,28 +193,36 @@ def find(name: str) -> Recipe:
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown study 'tabel1': use one of ... (did you mean 'table1'?)
     """
+    return Recipe.of(_keys(name, ()))
+
+
+def _keys(name: str, heirs: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of a recipe, over those of the one it extends: `base` and `axes` key by key, others whole."""
     known = shipped()
-    if name in known:
-        return Recipe.of(load(known[name]))
-    if not name.endswith(".toml") and not Path(name).exists():
+    if name not in known and not name.endswith(".toml") and not Path(name).exists():
         raise UnknownName("study", name, [*known, "(a file).toml"])
-    return Recipe.of(load(Path(name)))
+    if name in heirs:
+        raise InvalidConfig(f"extends = {name!r}: a recipe cannot extend itself")
+    keys = load(known.get(name, Path(name)))
+    if "extends" not in keys:
+        return keys
+    parent = _keys(str(keys.pop("extends")), (*heirs, name))
+    joined = {key: parent.get(key, {}) | keys.get(key, {}) for key in ("base", "axes")}
+    return parent | keys | joined
 
 
 def _points(axis: str, given: list[Any] | dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Each label of an axis, and the keys it sets."""
-    labelled = given if isinstance(given, dict) else {_text(value): value for value in given}
-    keys = {label: value if isinstance(value, dict) else {axis: value} for label, value in labelled.items()}
+    labelled: dict[str, Any] = given if isinstance(given, dict) else {str(value): value for value in given}
+    keys: dict[str, dict[str, Any]] = {
+        label: value if isinstance(value, dict) else {axis: value} for label, value in labelled.items()
+    }
     for values in keys.values():
         for key in values:
             if key not in RunConfig.model_fields:
                 what = "axis" if key == axis else f"key of axis {axis!r}"
                 raise UnknownName(what, key, RunConfig.model_fields)
     return list(keys.items())
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value}"
 
 
 def _cell(base: dict[str, Any], axes: dict[str, Any], point: tuple[tuple[str, dict[str, Any]], ...]) -> Cell:

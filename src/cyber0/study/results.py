@@ -1,12 +1,9 @@
 """What a study has measured: a row for each run and evaluation, and what went wrong."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cyber0.study.recipe import Labels, Recipe
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = ["Failure", "Results"]
 
@@ -28,12 +25,13 @@ class Failure:
 class Results:
     """All that a report is made of.
 
-    `frame` has a row for each run and evaluation: a column of labels for each axis, then seed, round, accuracy (0 to
-    1), loss, scalars_up_per_client, scalars_down_per_client, bytes_up_per_client, bytes_down_per_client, seconds.
-    `about` says how it was measured, as pairs to show: the command, versions, the device, the data, the time it took.
+    `frame`, of pandas, has a row for each run and evaluation: a column of labels for each axis, then seed, round,
+    accuracy (0 to 1), loss, scalars_up_per_client, scalars_down_per_client, bytes_up_per_client,
+    bytes_down_per_client, seconds. `about` says how it was measured, as pairs to show: the command, versions, the
+    device, the data, the time it took.
     """
 
     recipe: Recipe
-    frame: "DataFrame"
+    frame: Any
     failures: list[Failure] = field(default_factory=list[Failure])
     about: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -1,0 +1,48 @@
+"""Files that are whole or not there, and folders that one process holds at a time."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from cyber0.errors import InvalidConfig
+
+__all__ = ["locked", "write_whole"]
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that is there whole or not at all, whatever happens in between.
+
+    >>> from tempfile import mkdtemp
+    >>> write_whole(Path(mkdtemp()) / "note.txt", "all of it")
+    """
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def locked(path: Path, what: str) -> Any:
+    """A file of the folder, locked for this process: the lock goes with the process, however it ends.
+
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp())
+    >>> lock = locked(folder, "run")
+    >>> locked(folder, "run")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: ... is in use by another run that has not ended
+    """
+    file = (path / ".lock").open("w")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # no such locks on this system
+        pass
+    except BlockingIOError:
+        file.close()
+        raise InvalidConfig(f"{path} is in use by another {what} that has not ended") from None
+    except OSError:  # no locks on this file system
+        pass
+    return file

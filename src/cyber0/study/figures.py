@@ -1,0 +1,268 @@
+"""The figures of a study: accuracy over rounds or over bytes, the mean of the seeds with its s.d. as a band."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0.extras import require
+from cyber0.study.recipe import Cell, Figure, Labels, Recipe
+from cyber0.study.results import Results
+from cyber0.study.statistics import Run, rank, runs
+
+__all__ = ["COLOURS", "FORMATS", "INK", "PAPER", "RULE", "Curve", "chosen", "curves", "draw"]
+
+FORMATS = ("svg", "pdf", "png")
+INK, RULE, PAPER = "#1c2430", "#d9dee5", "#ffffff"  # text, grid, background: a page may replace them in the SVG
+# Okabe and Ito's colours, which colour-blind readers tell apart; then some of Tol's for long lists
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8f98"),
+    *("#882255", "#44aa99", "#999933", "#aa4499", "#661100"),
+)
+STROKES = ("solid", (0, (4.5, 1.8)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
+MOST_LINES = 12  # in a figure nobody asked for
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "svg.hashsalt": "cyber0",
+    "pdf.fonttype": 42,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+}
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line of a figure: mean and s.d. in percent at each evaluation, and the bytes each client has sent by then.
+
+    `note` says what is missing, where a worst case is over fewer cells than it should be.
+
+    >>> Curve(("cyber0", "Krum"), np.array([0.0]), np.array([0.0]), np.array([9.8]), np.array([0.0])).name
+    'cyber0, Krum'
+    """
+
+    labels: tuple[str, ...]
+    rounds: Floats
+    bytes_up: Floats
+    mean: Floats
+    sd: Floats
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its labels in a row, and the note."""
+        return ", ".join(self.labels) + (f" ({self.note})" if self.note else "")
+
+
+def chosen(recipe: Recipe) -> list[Figure]:
+    """The recipe's figures; where it has none, accuracy over rounds if its lines can be told apart.
+
+    >>> [figure.line for figure in chosen(Recipe.of({"axes": {"rule": ["mean", "krum"]}}))]
+    [['rule']]
+    """
+    if recipe.figures:
+        return list(recipe.figures)
+    axes, title = list(recipe.axes), "Accuracy over rounds"
+    if len(recipe.cells()) <= MOST_LINES:
+        return [Figure(name="accuracy", title=title, line=axes)]
+    lines = {tuple(cell.labels[axis] for axis in axes[:-1]) for cell in recipe.cells()}
+    if len(lines) <= MOST_LINES and len(rank(recipe, axes[-1])) <= MOST_LINES:
+        return [Figure(name="accuracy", title=title, line=axes[:-1], panel=axes[-1])]
+    return []
+
+
+def curves(results: Results, figure: Figure) -> dict[str, list[Curve]]:
+    """The lines of each panel, by the panel's label ('' without panels). Cells without runs are left out.
+
+    >>> import pandas
+    >>> empty = Results(Recipe.of({"axes": {"rule": ["mean"]}}), pandas.DataFrame())
+    >>> curves(empty, chosen(empty.recipe)[0])
+    {'': []}
+    """
+    recipe, played = results.recipe, runs(results)
+    kept = [cell for cell in recipe.cells() if _fits(cell.labels, figure)]
+    axes = _line_axes(recipe, figure, kept)
+    panels: dict[str, dict[tuple[str, ...], list[list[Run]]]] = {label: {} for label in _panels(recipe, figure, kept)}
+    for cell in kept:
+        lines = panels[cell.labels[figure.panel] if figure.panel else ""]
+        found = played.get(tuple(cell.labels[axis] for axis in recipe.axes), [])
+        lines.setdefault(tuple(cell.labels[axis] for axis in axes), []).append(found)
+    return {
+        panel: [_curve(labels, cells, figure.worst) for labels, cells in lines.items() if any(cells)]
+        for panel, lines in panels.items()
+    }
+
+
+def draw(results: Results, figure: Figure) -> dict[str, bytes]:
+    """The figure in each of `FORMATS`, as the content of a file: the same results, the same bytes.
+
+    >>> import pandas
+    >>> empty = Results(Recipe.of({"axes": {"rule": ["mean"]}}), pandas.DataFrame())
+    >>> sorted(draw(empty, chosen(empty.recipe)[0]))
+    ['pdf', 'png', 'svg']
+    """
+    matplotlib = require("matplotlib", extra="study")
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+        canvas = _drawn(results.recipe, figure, curves(results, figure))
+        return {kind: _saved(canvas, kind) for kind in FORMATS}
+
+
+def _fits(labels: Labels, figure: Figure) -> bool:
+    return all(labels[axis] in ([label] if isinstance(label, str) else label) for axis, label in figure.where.items())
+
+
+def _line_axes(recipe: Recipe, figure: Figure, kept: Sequence[Cell]) -> list[str]:
+    """The axes that name a line: those asked for, and any other on which the cells differ, or two would be one line."""
+    used = (*figure.line, figure.panel, figure.worst)
+    rest = [axis for axis in recipe.axes if axis not in used and len({cell.labels[axis] for cell in kept}) > 1]
+    return [*figure.line, *rest]
+
+
+def _panels(recipe: Recipe, figure: Figure, kept: Sequence[Cell]) -> list[str]:
+    if figure.panel is None:
+        return [""]
+    shown = {cell.labels[figure.panel] for cell in kept}
+    return [label for label in rank(recipe, figure.panel) if label in shown]
+
+
+def _curve(labels: tuple[str, ...], cells: Sequence[Sequence[Run]], worst: str | None) -> Curve:
+    """The line of one cell; or at each evaluation the least of several, with the s.d. of that one."""
+    known = [_over_seeds(labels, played) for played in cells if played]
+    rounds = _common([curve.rounds for curve in known])
+    at = [np.searchsorted(curve.rounds, rounds) for curve in known]
+    means, sds, sent = (
+        np.stack([getattr(curve, name)[where] for curve, where in zip(known, at, strict=True)])
+        for name in ("mean", "sd", "bytes_up")
+    )
+    least, each = np.argmin(means, axis=0), np.arange(len(rounds))
+    note = f"{len(known)} of {len(cells)} {worst}s" if worst and len(known) < len(cells) else ""
+    return Curve(labels, rounds, sent.mean(axis=0), means[least, each], sds[least, each], note)
+
+
+def _over_seeds(labels: tuple[str, ...], played: Sequence[Run]) -> Curve:
+    rounds = _common([run.rounds for run in played])
+    at = [np.searchsorted(run.rounds, rounds) for run in played]
+    accuracy = np.stack([run.accuracy[where] for run, where in zip(played, at, strict=True)])
+    sent = np.stack([run.bytes_up[where] for run, where in zip(played, at, strict=True)])
+    sd = accuracy.std(axis=0, ddof=1) if len(played) > 1 else np.zeros(len(rounds))
+    return Curve(labels, rounds, sent.mean(axis=0), accuracy.mean(axis=0), sd)
+
+
+def _common(every: Sequence[Floats]) -> Floats:
+    """The rounds at which all were evaluated: a mean over fewer would jump where one ends."""
+    shared = every[0]
+    for rounds in every[1:]:
+        shared = np.intersect1d(shared, rounds)
+    return shared
+
+
+def _drawn(recipe: Recipe, figure: Figure, panels: dict[str, list[Curve]]) -> Any:
+    down, across = _layout(len(panels))
+    size = (7.6, 4.2) if len(panels) == 1 else (3.1 * across + 0.4, 2.5 * down + 1.0)
+    canvas = require("matplotlib.figure", extra="study").Figure(figsize=size, layout="constrained", facecolor=PAPER)
+    axes = canvas.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
+    styles = _styles(recipe, figure, panels)
+    for place, (label, lines) in zip(axes, panels.items(), strict=False):
+        place.set_title(label, fontsize=9.5, fontweight="bold", loc="left")
+        _draw_panel(place, figure, lines, styles)
+    for place in axes[len(panels) :]:
+        place.set_visible(False)
+    _frame(canvas, axes[: len(panels)], figure, panels, across)
+    _legend(canvas, styles, panels)
+    canvas.suptitle(figure.title, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
+    return canvas
+
+
+def _layout(panels: int) -> tuple[int, int]:
+    """Rows and columns."""
+    across = panels if panels <= 3 else 2 if panels == 4 else 3
+    return -(-panels // across), across
+
+
+def _styles(recipe: Recipe, figure: Figure, panels: dict[str, list[Curve]]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """How each line is drawn: its stroke by the first axis, its colour by the others, the same in every figure."""
+    kept = [cell for cell in recipe.cells() if _fits(cell.labels, figure)]
+    axes = _line_axes(recipe, figure, kept)
+    stroked, coloured = (axes[:1], axes[1:]) if len(axes) > 1 else ([], axes)
+    strokes, colours = _places(recipe, stroked), _places(recipe, coloured)
+    drawn = {curve.labels for lines in panels.values() for curve in lines}
+    return {
+        labels: {
+            "color": COLOURS[colours[labels[len(stroked) :]] % len(COLOURS)],
+            "linestyle": STROKES[strokes[labels[: len(stroked)]] % len(STROKES)],
+        }
+        for labels in sorted(
+            drawn, key=lambda labels: [strokes[labels[: len(stroked)]], colours[labels[len(stroked) :]]]
+        )
+    }
+
+
+def _places(recipe: Recipe, axes: Sequence[str]) -> dict[tuple[str, ...], int]:
+    """A number for each set of labels on these axes, in the recipe's order."""
+    ranks = {axis: rank(recipe, axis) for axis in axes}
+    found = {tuple(cell.labels[axis] for axis in axes) for cell in recipe.cells()}
+    ordered = sorted(found, key=lambda labels: [ranks[axis][label] for axis, label in zip(axes, labels, strict=True)])
+    return {labels: place for place, labels in enumerate(ordered)}
+
+
+def _draw_panel(place: Any, figure: Figure, lines: Sequence[Curve], styles: dict[tuple[str, ...], Any]) -> None:
+    if not lines:
+        place.text(0.5, 0.5, "no runs yet", transform=place.transAxes, ha="center", va="center")
+    for curve in lines:
+        style = styles[curve.labels]
+        seen = curve.bytes_up > 0 if figure.x == "bytes" else slice(None)  # a log axis has no place for round 0
+        x = (curve.bytes_up if figure.x == "bytes" else curve.rounds)[seen]
+        mean, sd = curve.mean[seen], curve.sd[seen]
+        place.fill_between(x, mean - sd, mean + sd, color=style["color"], alpha=0.13, linewidth=0)
+        place.plot(x, mean, linewidth=1.6, label=curve.name, solid_capstyle="round", **style)
+
+
+def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, list[Curve]], across: int) -> None:
+    """What the panels share: axes, their names, a quiet grid."""
+    first = axes[0]
+    if figure.x == "bytes":
+        first.set_xscale("log")
+    first.set_ylim(*_limits(panels))
+    for at, place in enumerate(axes):
+        place.set_facecolor("none")
+        place.grid(True, color=RULE, linewidth=0.7)
+        place.set_axisbelow(True)
+        place.spines[["top", "right"]].set_visible(False)
+        place.tick_params(length=3, width=0.6, labelbottom=at + across >= len(axes))
+    over = {"round": "round", "bytes": "bytes sent by each client so far (up, float32)"}[figure.x]
+    for place in axes[-across:]:
+        place.set_xlabel(over, fontsize=9 if len(axes) == 1 else 8)
+    canvas.supylabel("test accuracy (%), mean ± s.d. of the seeds", fontsize=9, color=INK)
+
+
+def _limits(panels: dict[str, list[Curve]]) -> tuple[float, float]:
+    """Round tens around all means; bands may be cut."""
+    means = [curve.mean for lines in panels.values() for curve in lines]
+    finite = np.concatenate(means)[np.isfinite(np.concatenate(means))] if means else np.empty(0)
+    if not len(finite):
+        return 0.0, 100.0
+    low, high = np.floor(finite.min() / 10 - 0.2) * 10, np.ceil(finite.max() / 10 + 0.2) * 10
+    return float(max(low, 0)), float(min(high, 100))
+
+
+def _legend(canvas: Any, styles: dict[tuple[str, ...], Any], panels: dict[str, list[Curve]]) -> None:
+    """Beside a single panel, in the order in which its lines end; else below, in the recipe's order."""
+    lines = require("matplotlib.lines", extra="study")
+    drawn = {curve.labels: curve for each in panels.values() for curve in each}
+    single = len(panels) == 1
+    order = sorted(drawn, key=lambda labels: -drawn[labels].mean[-1]) if single else list(styles)
+    handles = [lines.Line2D([], [], linewidth=2, label=drawn[labels].name, **styles[labels]) for labels in order]
+    if handles:
+        place = {"loc": "outside right center"} if single else {"loc": "outside lower center", "ncols": 4}
+        canvas.legend(handles=handles, frameon=False, fontsize=8.5, handlelength=2.6, **place)
+
+
+def _saved(canvas: Any, kind: str) -> bytes:
+    content = io.BytesIO()
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
+    canvas.savefig(content, format=kind, dpi=160, metadata=metadata)
+    return content.getvalue()

@@ -1,0 +1,132 @@
+"""The folder of a study: its recipe, a file for each run that has ended, and what is made of them.
+
+study.toml    the recipe: the folder belongs to it
+runs/         a JSON file for each run: its labels, its configuration, its evaluations, its summary
+log.jsonl     a line for each time the study was worked on: the command, the machine, the time it took
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cyber0.config import load
+from cyber0.errors import InvalidConfig
+from cyber0.extras import require
+from cyber0.files import locked, write_whole
+from cyber0.study.recipe import Recipe
+from cyber0.study.results import Failure, Results
+from cyber0.study.work import Job, Outcome
+
+__all__ = ["StudyFolder"]
+
+ELSEWHERE = {"data", "device"}  # of a machine, not of a study
+
+
+class StudyFolder:
+    """A study's folder, held by one process at a time.
+
+    >>> from tempfile import mkdtemp
+    >>> recipe = Recipe.of({"axes": {"rule": ["mean"]}})
+    >>> with StudyFolder(Path(mkdtemp()) / "study", recipe) as folder:
+    ...     folder.done(Job({"rule": "mean"}, recipe.cells()[0].config(0)))
+    False
+    """
+
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        self.path, self.recipe = path, recipe
+        try:
+            (path / "runs").mkdir(parents=True, exist_ok=True)
+            self._lock = locked(path, "study")
+        except OSError as error:
+            raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
+        try:
+            self._claim()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> "StudyFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def done(self, job: Job) -> bool:
+        """Whether a run has ended before; one of another configuration under its name is refused."""
+        kept = self._file(job)
+        if not kept.exists():
+            return False
+        found = json.loads(kept.read_text())["config"]
+        if found != _config(job):
+            different = sorted(key for key in found | _config(job) if found.get(key) != _config(job).get(key))
+            raise InvalidConfig(f"{kept} is a run with another {', '.join(different)}: name another folder")
+        return True
+
+    def keep(self, outcome: Outcome) -> None:
+        """Write down what became of a run; one that failed is tried again next time."""
+        job, failed = outcome.job, self._file(outcome.job).with_suffix(".failed")
+        if outcome.error is not None:
+            write_whole(failed, json.dumps({"labels": job.labels, "seed": job.config.seed, "error": outcome.error}))
+            return
+        kept = {"labels": job.labels, "config": _config(job), "lines": outcome.lines[:-1], "summary": outcome.lines[-1]}
+        write_whole(self._file(job), json.dumps(kept, allow_nan=False))
+        failed.unlink(missing_ok=True)
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Say that the study was worked on."""
+        with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def results(self, jobs: list[Job]) -> Results:
+        """What these runs have measured, as far as they have ended."""
+        rows: list[dict[str, Any]] = []
+        failures: list[Failure] = []
+        about: dict[str, Any] = {}
+        for job in jobs:
+            kept, failed = self._file(job), self._file(job).with_suffix(".failed")
+            if kept.exists():
+                found = json.loads(kept.read_text())
+                rows += [{**job.labels, "seed": job.config.seed, **_measured(line)} for line in found["lines"]]
+                about |= {"data": found["summary"]["data"], "device": found["summary"]["device"]}
+            elif failed.exists():
+                failures.append(Failure(job.labels, job.config.seed, json.loads(failed.read_text())["error"]))
+        frame = require("pandas", extra="study").DataFrame(rows)
+        return Results(self.recipe, frame, failures, {**self._worked(), **about})
+
+    def _file(self, job: Job) -> Path:
+        return self.path / "runs" / f"{job.name}.json"
+
+    def _claim(self) -> None:
+        """Make the folder this study's, or see that it is; a study may go on with more seeds than it began with."""
+        kept = self.path / "study.toml"
+        if not kept.exists():
+            others = sorted(path.name for path in self.path.iterdir() if path.name not in ("runs", ".lock"))
+            if others:
+                raise InvalidConfig(f"{self.path} holds something else ({others[0]}): name another folder")
+            write_whole(kept, self.recipe.to_toml())
+            return
+        found, ours = load(kept), Recipe.of(load(kept))
+        different = [
+            key for key in Recipe.model_fields if key != "seeds" and getattr(ours, key) != getattr(self.recipe, key)
+        ]
+        if different:
+            title = found.get("title", ours.title)
+            raise InvalidConfig(
+                f"{self.path} holds another study ({title!r}; {different[0]} differs): name another folder"
+            )
+        write_whole(kept, self.recipe.to_toml())
+
+    def _worked(self) -> dict[str, Any]:
+        log = self.path / "log.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        if not lines:
+            return {}
+        return {**lines[-1], "seconds": sum(line["seconds"] for line in lines)}
+
+
+def _config(job: Job) -> dict[str, Any]:
+    return job.config.model_dump(mode="json", exclude=ELSEWHERE)
+
+
+def _measured(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key not in ("data", "data_sha256", "model")}

@@ -1,0 +1,244 @@
+"""All that a study shows, in a folder: tables, figures, and one page that opens anywhere.
+
+results.csv                    a line for each run and evaluation
+table.md, table.csv, table.tex the table, ours beside the paper's
+figures/NAME.svg, .pdf, .png   the curves
+claims.json                    each claim, on our numbers and on the paper's
+summary.json                   the same and every cell's numbers
+report.html                    all of it on one page, without references to anything outside
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cyber0.errors import InvalidData
+from cyber0.extras import require
+from cyber0.study import figures
+from cyber0.study.claims import Verdict, judge
+from cyber0.study.recipe import Figure
+from cyber0.study.results import Results
+from cyber0.study.statistics import CONFIDENCE, PAPER_SEEDS, Agreement, Measured, agreement, measure
+from cyber0.study.tables import MINUS, Grid, grid, signed, spread, to_csv, to_latex, to_markdown, worst_of
+
+__all__ = ["render", "write"]
+
+SHADES = (1, 2, 3)  # combined s.d. at which a difference gets its next colour
+
+DARK = (  # the figures' colours on a dark page: the same hues, lighter
+    *("#3fa7e6", "#f08341", "#2fc79b", "#e3a0c6", "#f2b838", "#a6dbff", "#a5abb5"),
+    *("#d4719f", "#74d3c2", "#cfcf6a", "#d486c8", "#c98a75"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the page is made of."""
+
+    results: Results
+    cells: list[Measured]
+    grid: Grid
+    verdicts: list[Verdict]
+    drawn: list[tuple[Figure, dict[str, bytes]]]
+
+    @property
+    def agreement(self) -> Agreement | None:
+        return agreement([cell for cell in self.cells if not cell.beside])
+
+    @property
+    def runs(self) -> int:
+        return sum(cell.best.n for cell in self.cells if cell.best is not None)
+
+    @property
+    def waiting(self) -> list[tuple[str, int]]:
+        """The cells with fewer runs than asked for, and how many each has."""
+        counts = [(cell.name, cell.best.n if cell.best else 0) for cell in self.cells]
+        return [(name, count) for name, count in counts if count < self.results.recipe.seeds]
+
+
+def write(results: Results, out: Path) -> None:
+    """Write tables, figures and the page into `out`; each file is there whole or not at all, and the same every time.
+
+    >>> import pandas, tempfile
+    >>> from cyber0.study.recipe import Recipe
+    >>> out = Path(tempfile.mkdtemp())
+    >>> write(Results(Recipe.of({"axes": {"rule": ["krum"]}}), pandas.DataFrame()), out)
+    >>> sorted(path.name for path in out.iterdir())
+    ['claims.json', 'figures', 'report.html', 'results.csv', 'summary.json', 'table.csv', 'table.md', 'table.tex']
+    """
+    contents = _contents(_find(results))
+    try:
+        for name, content in contents.items():
+            _replace(out / name, content)
+    except OSError as error:
+        raise InvalidData(f"{out}: a report cannot be written there: {error.strerror or error}") from error
+
+
+def render(results: Results) -> str:
+    """The page alone.
+
+    >>> import pandas
+    >>> from cyber0.study.recipe import Recipe
+    >>> page = render(Results(Recipe.of({"title": "Krum < CWTM", "axes": {"rule": ["krum"]}}), pandas.DataFrame()))
+    >>> "<title>Krum &lt; CWTM</title>" in page
+    True
+    """
+    return _page(_find(results))
+
+
+def _find(results: Results) -> _Found:
+    cells = measure(results)
+    drawn = [(figure, figures.draw(results, figure)) for figure in figures.chosen(results.recipe)]
+    return _Found(results, cells, grid(results.recipe, cells), judge(results.recipe, cells), drawn)
+
+
+def _contents(found: _Found) -> dict[str, bytes]:
+    """Every file's content, before any is written."""
+    claims = [_claim(verdict) for verdict in found.verdicts]
+    texts = {
+        "results.csv": _rows(found.results),
+        "table.md": to_markdown(found.grid),
+        "table.csv": to_csv(found.results.recipe, found.cells),
+        "table.tex": to_latex(found.grid),
+        "claims.json": _json(claims),
+        "summary.json": _json(_summary(found) | {"claims": claims}),
+        "report.html": _page(found),
+    }
+    pictures = {
+        f"figures/{figure.name}.{kind}": content for figure, kinds in found.drawn for kind, content in kinds.items()
+    }
+    return pictures | {name: text.encode() for name, text in texts.items()}
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_bytes(content)
+    draft.replace(path)
+
+
+def _rows(results: Results) -> str:
+    """The frame, in the order of the cells, seeds and rounds, whatever order the runs came in."""
+    frame: Any = results.frame
+    if not len(frame):
+        return frame.to_csv(index=False, lineterminator="\n")
+    axes = list(results.recipe.axes)
+    places = {tuple(cell.labels[axis] for axis in axes): at for at, cell in enumerate(results.recipe.cells())}
+    at = [places.get(key, len(places)) for key in zip(*(frame[axis].astype(str) for axis in axes), strict=True)]
+    return frame.iloc[np.lexsort((frame["round"], frame["seed"], at))].to_csv(index=False, lineterminator="\n")
+
+
+def _summary(found: _Found) -> dict[str, Any]:
+    recipe, results = found.results.recipe, found.results
+    beside = agreement([cell for cell in found.cells if cell.beside])
+    return {
+        "title": recipe.title,
+        "seeds": recipe.seeds,
+        "runs": found.runs,
+        "confidence": CONFIDENCE,
+        "paper_seeds": PAPER_SEEDS,
+        "agreement": found.agreement and asdict(found.agreement),
+        "agreement_beside": beside and asdict(beside),
+        "cells": [asdict(cell) | {"interval": cell.best and cell.best.interval} for cell in found.cells],
+        "failures": [asdict(failure) for failure in results.failures],
+        "about": results.about,
+    }
+
+
+def _claim(verdict: Verdict) -> dict[str, Any]:
+    sides = {"ours": verdict.ours, "paper": verdict.paper}
+    return {"claim": verdict.text} | {
+        side: {"holds": outcome.holds, "outcome": outcome.word, "numbers": outcome.sentence}
+        for side, outcome in sides.items()
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def _page(found: _Found) -> str:
+    jinja = require("jinja2", extra="study")
+    environment = jinja.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
+    )
+    environment.globals |= {"spread": spread, "signed": signed, "shade": _shade, "told": _told, "worst_of": worst_of}
+    environment.globals |= {"span": _span, "paragraphs": _paragraphs, "number": _number}
+    template = environment.from_string((files("cyber0.study") / "report.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        found=found,
+        recipe=found.results.recipe,
+        held=sum(verdict.ours.holds is True for verdict in found.verdicts),
+        held_there=sum(verdict.paper.holds is True for verdict in found.verdicts),
+        pictures=[(figure, _inline(kinds["svg"].decode(), figure.name)) for figure, kinds in found.drawn],
+        compared=any(cell.paper for cell in found.cells),
+        light=figures.COLOURS,
+        dark=DARK,
+        paper_seeds=PAPER_SEEDS,
+        confidence=f"{CONFIDENCE:.0%}",
+    )
+
+
+def _inline(svg: str, name: str) -> str:
+    """A picture as a part of the page: its colours follow the page's, its names clash with no other picture's."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    svg = re.sub(r'(\bid="|url\(#|\bhref="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )
+    colours = {figures.INK: "currentColor", figures.RULE: "var(--rule)", figures.PAPER: "none"}
+    colours |= {colour: f"var(--line-{at})" for at, colour in enumerate(figures.COLOURS)}
+    return re.sub("|".join(colours), lambda match: colours[match[0]], svg)
+
+
+def _shade(cell: Measured) -> str:
+    """The class of a place in the table: how far it is from the paper, and to which side."""
+    if cell.difference is None:
+        return "alone"
+    if cell.difference.z is None:
+        return "unknown"
+    steps = sum(cell.difference.z > edge for edge in SHADES)
+    side = "above" if cell.difference.value > 0 else "below"
+    return f"{side}-{steps}" if steps else "near"
+
+
+def _told(cell: Measured) -> str:
+    """A place of the table in a sentence."""
+    told = [f"{cell.name}: {spread(cell.best)}" + (f" ({_seeds(cell.best.n)})" if cell.best else "")]
+    if cell.paper is not None:
+        told.append(f"paper {spread(cell.paper)}")
+    if (far := cell.difference) is not None:
+        told.append(f"difference {signed(far.value)}")
+        if far.low is not None and far.high is not None:
+            told.append(f"95% interval {_span((far.low, far.high), signs=True)}")
+        if far.z is not None:
+            told.append(f"{far.z:.1f} combined s.d.")
+    return ", ".join(told)
+
+
+def _seeds(n: int) -> str:
+    return "1 seed" if n == 1 else f"{n} seeds"
+
+
+def _span(interval: tuple[float | None, float | None] | None, signs: bool = False) -> str:
+    """An interval, or nothing where there is none."""
+    ends = [end for end in interval or () if end is not None]
+    text = [signed(end) if signs else f"{end:.1f}".replace("-", MINUS) for end in ends]
+    return " to ".join(text) if len(text) == 2 else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.{0 if value >= 1000 else 1}f}"
+
+
+def _paragraphs(text: str) -> list[Sequence[str]]:
+    """The paragraphs of a note; in each, every second part stood between backticks."""
+    return [part.split("`") for part in re.split(r"\n\s*\n", text.strip()) if part]

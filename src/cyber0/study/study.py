@@ -1,0 +1,93 @@
+"""A study from its recipe to its report."""
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cyber0 import __version__
+from cyber0.errors import InvalidConfig, UnknownName
+from cyber0.extras import require
+from cyber0.study.engines import ENGINES
+from cyber0.study.folder import StudyFolder
+from cyber0.study.recipe import Recipe
+from cyber0.study.report import write
+from cyber0.study.results import Results
+from cyber0.study.work import Batch, Job, Outcome, batches
+from cyber0.threads import cores
+
+__all__ = ["Watch", "jobs_of", "study"]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a display hears of: the batches to be played and how many runs are done already; progress; what ends."""
+
+    begin: Callable[[list[Batch], int], None] = lambda _batches, _done: None
+    progress: Callable[[int, int], None] = lambda _number, _round: None
+    end: Callable[[int, list[Outcome]], None] = lambda _number, _outcomes: None
+
+
+def study(
+    recipe: Recipe,
+    out: Path,
+    *,
+    engine: str = "local",
+    jobs: int | None = None,
+    options: dict[str, Any] | None = None,
+    command: str = "",
+    watch: Watch | None = None,
+) -> Results:
+    """Play the runs of a study that have not been played yet, and write its tables, figures and report.
+
+    `options` go over the recipe's base for this machine alone: where the data are, which device.
+
+    >>> from tempfile import mkdtemp
+    >>> recipe = Recipe.of({"seeds": 1, "base": {"rounds": 2, "source": "embedded"}, "axes": {"directions": [2, 4]}})
+    >>> results = study(recipe, Path(mkdtemp()) / "study", jobs=1)
+    >>> len(results.frame), results.failures                        # two runs, evaluated before and after
+    (4, [])
+    """
+    if engine not in ENGINES:
+        raise UnknownName("engine", engine, ENGINES)
+    watch, every = watch or Watch(), jobs_of(recipe, options or {})
+    with StudyFolder(out, recipe) as folder:
+        left = [job for job in every if not folder.done(job)]
+        planned, clock = batches(left), time.perf_counter()
+        watch.begin(planned, len(every) - len(left))
+        try:
+            for number, outcomes in ENGINES[engine](planned, jobs, watch.progress):
+                for outcome in outcomes:
+                    folder.keep(outcome)
+                watch.end(number, outcomes)
+        finally:
+            if left:
+                folder.log({"command": command, **_machine(), "engine": engine, "seconds": time.perf_counter() - clock})
+        results = folder.results(every)
+        write(results, out)
+    return results
+
+
+def jobs_of(recipe: Recipe, options: dict[str, Any]) -> list[Job]:
+    """Every run of a study: cells in order, seeds within; two that would be the same run are refused.
+
+    >>> [job.name for job in jobs_of(Recipe.of({"seeds": 2, "axes": {"rule": ["mean"]}}), {})]
+    ['mean_seed0', 'mean_seed1']
+    """
+    cells = [cell.model_copy(update={"values": cell.values | options}) for cell in recipe.cells()]
+    jobs = [Job(cell.labels, cell.config(seed)) for cell in cells for seed in range(recipe.seeds)]
+    names = [job.name for job in jobs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidConfig(f"two cells are called {twice.rpartition('_seed')[0]!r}: give them different labels")
+    return jobs
+
+
+def _machine() -> dict[str, Any]:
+    torch, numpy = require("torch", extra="train"), require("numpy", extra="train")
+    packages = {"cyber0": __version__, "Python": platform.python_version(), "torch": torch.__version__}
+    versions = ", ".join(f"{name} {number}" for name, number in {**packages, "NumPy": numpy.__version__}.items())
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return {"versions": versions, "machine": f"{platform.system()} {platform.machine()}, {cores()} cores{gpu}"}

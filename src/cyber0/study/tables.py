@@ -1,0 +1,235 @@
+"""The table of a study, ours beside the paper's: to read (Markdown), to print (LaTeX), to compute with (CSV)."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cyber0.study.recipe import Recipe, Table
+from cyber0.study.statistics import Measured, Sample, rank
+
+__all__ = ["Grid", "grid", "signed", "spread", "to_csv", "to_latex", "to_markdown", "worst_of"]
+
+Row = tuple[str, ...]
+MINUS = "\N{MINUS SIGN}"
+NOT_ASKED, NOT_RUN = "\N{EN DASH}", "not run"
+COLUMNS = ("mean", "sd", "n", "mean_low", "mean_high", "final_mean", "final_sd", "paper_mean", "paper_sd")
+COMPARED = ("difference", "low", "high", "z", "bytes_up_per_client", "bytes_down_per_client")
+ESCAPES = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    MINUS: "$-$",
+    NOT_ASKED: "--",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Cells by row and column; `worst` is each row's least mean, where there is more than one column to choose from.
+
+    >>> Grid(axes=["rule"], rows=[("Krum",)], columns=["SF"], cells={}, worst={}, beside=[]).rows
+    [('Krum',)]
+    """
+
+    axes: list[str]
+    rows: list[Row]
+    columns: list[str]
+    cells: dict[tuple[Row, str], Measured]
+    worst: dict[Row, Measured]
+    beside: list[Measured]
+
+
+def grid(recipe: Recipe, cells: Sequence[Measured]) -> Grid:
+    """The cells as the recipe's table has them; without one, a row for each cell. Cells beside the grid stay apart.
+
+    >>> recipe = Recipe.of({"axes": {"rule": ["krum", "cwtm"], "attack": ["sf", "lf"]},
+    ...                     "table": {"rows": ["rule"], "columns": ["attack"]}})
+    >>> shown = grid(recipe, [Measured(cell.labels, False, Sample(50.0, 1.0, 5)) for cell in recipe.cells()])
+    >>> shown.rows, shown.columns, len(shown.cells)
+    ([('krum',), ('cwtm',)], ['sf', 'lf'], 4)
+    """
+    table = recipe.table or Table(rows=list(recipe.axes), columns=[])
+    rest = [axis for axis in recipe.axes if axis not in (*table.rows, *table.columns)]
+    down = [*table.rows, *rest]  # no two cells in one place
+    placed = {(_labels(cell, down), ", ".join(_labels(cell, table.columns))): cell for cell in cells if not cell.beside}
+    used = {column for _, column in placed}
+    return Grid(
+        axes=down,
+        rows=list(dict.fromkeys(row for row, _ in placed)),
+        columns=[name for name in _names(recipe, table.columns) if name in used],
+        cells=placed,
+        worst=_worst(placed),
+        beside=[cell for cell in cells if cell.beside],
+    )
+
+
+def spread(sample: Sample | None) -> str:
+    """A mean and its s.d., in percent.
+
+    >>> spread(Sample(59.7, 9.04, 5)), spread(Sample(59.7, None, 1)), spread(None)
+    ('59.7 ± 9.0', '59.7', 'not run')
+    """
+    if sample is None:
+        return NOT_RUN
+    return f"{sample.mean:.1f}" if sample.sd is None else f"{sample.mean:.1f} ± {sample.sd:.1f}"
+
+
+def signed(value: float) -> str:
+    """A difference in points, with a true minus.
+
+    >>> signed(-10.24), signed(0.5), signed(-0.04)
+    ('−10.2', '+0.5', '0.0')
+    """
+    text = f"{value:+.1f}".replace("-", MINUS)
+    return "0.0" if text[1:] == "0.0" else text
+
+
+def worst_of(shown: Grid, row: Row) -> str:
+    """The worst case of a row, and where it is; `so far` while a cell of the row has no runs.
+
+    >>> cells = {(("krum",), "SF"): Measured({"attack": "SF"}, False, Sample(44.1, None, 1))}
+    >>> worst_of(Grid(["rule"], [("krum",)], ["SF"], cells, {("krum",): cells[("krum",), "SF"]}, []), ("krum",))
+    '44.1 (SF)'
+    """
+    worst = shown.worst.get(row)
+    if worst is None or worst.best is None:
+        return NOT_ASKED
+    column = next(place[1] for place, cell in shown.cells.items() if cell is worst)
+    waiting = any(place[0] == row and cell.best is None for place, cell in shown.cells.items())
+    return f"{worst.best.mean:.1f} ({column}{', so far' if waiting else ''})"
+
+
+def to_markdown(shown: Grid) -> str:
+    """The table in Markdown: ours, the paper's and the difference in each place, the worst of each row in bold.
+
+    >>> cell = Measured({"rule": "krum"}, False, Sample(50.0, 1.5, 5), paper=Sample(52.0, 1.0, 5))
+    >>> print(to_markdown(Grid(["rule"], [("krum",)], [""], {(("krum",), ""): cell}, {}, [])))
+    | rule | best accuracy (%) |
+    |---|---|
+    | krum | 50.0 ± 1.5 (paper 52.0 ± 1.0) |
+    <BLANKLINE>
+    """
+    lines = [_header(shown)]
+    for row in shown.rows:
+        places = [_in_markdown(shown, row, column) for column in shown.columns]
+        lines.append([*row, *places, *([worst_of(shown, row)] if shown.worst else [])])
+    text = [f"| {' | '.join(map(_pipe, line))} |" for line in lines]
+    text.insert(1, "|" + "---|" * len(lines[0]))
+    if shown.beside:
+        text += ["", "Beside the grid:", "", *(f"- {cell.name}: {_entry(cell, bold=False)}" for cell in shown.beside)]
+    return "\n".join(text) + "\n"
+
+
+def to_latex(shown: Grid) -> str:
+    r"""The table in LaTeX with booktabs, to `\input`: two lines for each row, ours and below it the paper's.
+
+    >>> print(to_latex(Grid(["rule"], [("krum",)], ["a_b"], {}, {}, [])).splitlines()[3])
+    rule &  & a\_b \\
+    """
+    down, titles = len(shown.axes), [_tex(title) for title in _header(shown)]
+    width = len(titles) + 1
+    lines = [rf"\begin{{tabular}}{{{'l' * (down + 1)}{'r' * (width - down - 1)}}}", r"\toprule"]
+    lines += [_tex_line([*titles[:down], "", *titles[down:]]), r"\midrule"]
+    for row in shown.rows:
+        lines += _in_latex(shown, row)
+    if shown.beside:
+        lines.append(r"\midrule")
+    for cell in shown.beside:
+        text = _tex(f"{cell.name}: {_entry(cell, bold=False)}")
+        lines.append(rf"\multicolumn{{{width}}}{{l}}{{{text}}} \\")
+    return "\n".join([r"% needs \usepackage{booktabs}", *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def to_csv(recipe: Recipe, cells: Sequence[Measured]) -> str:
+    """A line for each cell, those beside the grid too, with every number in full; what is not known is empty.
+
+    >>> recipe = Recipe.of({"axes": {"rule": ["krum"]}})
+    >>> print(to_csv(recipe, [Measured({"rule": "krum"}, False, Sample(50.0, None, 1))]).splitlines()[1])
+    krum,False,False,50.0,,1,,,,,,,,,,,,
+    """
+    worst = list(grid(recipe, cells).worst.values())
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow([*recipe.axes, "beside", "worst", *COLUMNS, *COMPARED])
+    for cell in cells:
+        rows.writerow([*_labels(cell, recipe.axes), cell.beside, cell in worst, *_numbers(cell)])
+    return file.getvalue()
+
+
+def _labels(cell: Measured, axes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(cell.labels[axis] for axis in axes)
+
+
+def _names(recipe: Recipe, axes: Sequence[str]) -> list[str]:
+    """The names of columns, in the order of the axes' labels: the first rows may lack some."""
+    found = [cell.labels for cell in recipe.cells()]
+    ranks = {axis: rank(recipe, axis) for axis in axes}
+    found.sort(key=lambda labels: [ranks[axis][labels[axis]] for axis in axes])
+    return list(dict.fromkeys(", ".join(labels[axis] for axis in axes) for labels in found))
+
+
+def _worst(placed: Mapping[tuple[Row, str], Measured]) -> dict[Row, Measured]:
+    """The cell of the least mean in each row that has several."""
+    rows: dict[Row, list[Measured]] = {}
+    for (row, _), cell in placed.items():
+        rows.setdefault(row, []).append(cell)
+    found: dict[Row, Measured] = {}
+    for row, cells in rows.items():
+        known = [(cell.best.mean, at) for at, cell in enumerate(cells) if cell.best is not None]
+        if known and len(cells) > 1:
+            found[row] = cells[min(known)[1]]
+    return found
+
+
+def _header(shown: Grid) -> list[str]:
+    columns = shown.columns if any(shown.columns) else ["best accuracy (%)"]
+    return [*shown.axes, *columns, *(["worst"] if shown.worst else [])]
+
+
+def _in_markdown(shown: Grid, row: Row, column: str) -> str:
+    cell = shown.cells.get((row, column))
+    return NOT_ASKED if cell is None else _entry(cell, bold=cell is shown.worst.get(row))
+
+
+def _entry(cell: Measured, bold: bool) -> str:
+    ours = f"**{spread(cell.best)}**" if bold else spread(cell.best)
+    if cell.paper is None:
+        return ours
+    difference = "" if cell.difference is None else f", {signed(cell.difference.value)}"
+    return f"{ours} (paper {spread(cell.paper)}{difference})"
+
+
+def _in_latex(shown: Grid, row: Row) -> list[str]:
+    cells = [shown.cells.get((row, column)) for column in shown.columns]
+    worst = shown.worst.get(row)
+    ours = [_tex(NOT_ASKED if cell is None else spread(cell.best)) for cell in cells]
+    bold = [rf"\textbf{{{text}}}" if cell and cell is worst else text for cell, text in zip(cells, ours, strict=True)]
+    papers = [None if cell is None else cell.paper for cell in cells]
+    lines = [[*map(_tex, row), "ours", *bold, *([_tex(worst_of(shown, row))] if shown.worst else [])]]
+    if any(papers):
+        numbers = [rf"\footnotesize {_tex(spread(paper))}" if paper else "" for paper in papers]
+        lines.append([*("" for _ in row), r"\footnotesize paper", *numbers, *([""] if shown.worst else [])])
+    return [_tex_line(line) for line in lines]
+
+
+def _tex_line(fields: Sequence[str]) -> str:
+    return " & ".join(fields) + r" \\"
+
+
+def _tex(text: str) -> str:
+    return text.translate(str.maketrans(ESCAPES))
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _numbers(cell: Measured) -> list[float | int | None]:
+    best, final, paper, far = cell.best, cell.final, cell.paper, cell.difference
+    low, high = (best and best.interval) or (None, None)
+    ours = [best and best.mean, best and best.sd, best.n if best else 0, low, high]
+    others = [final and final.mean, final and final.sd, paper and paper.mean, paper and paper.sd]
+    compared = [far and far.value, far and far.low, far and far.high, far and far.z]
+    return [*ours, *others, *compared, cell.bytes_up, cell.bytes_down]

@@ -1,0 +1,104 @@
+"""The runs of a study, put together in batches, and how one batch is played."""
+
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from cyber0.config import RunConfig
+from cyber0.errors import Cyber0Error
+from cyber0.extras import require
+from cyber0.study.recipe import Labels
+
+__all__ = ["Batch", "Job", "Outcome", "batches", "play"]
+
+TOGETHER = 10  # runs in a batch on a device, where it pays: beyond, what they do one by one takes most of the time
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a study.
+
+    >>> Job({"rule": "NNM+Krum", "attack": "FOE"}, RunConfig(seed=3)).name
+    'NNM+Krum_FOE_seed3'
+    """
+
+    labels: Labels
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """What its file is called."""
+        words = [re.sub(r"[^\w.+=-]+", "-", label) for label in self.labels.values()]
+        return "_".join([*words, f"seed{self.config.seed}"])
+
+
+Batch = list[Job]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a run: its evaluations, then its summary; or an error."""
+
+    job: Job
+    lines: list[dict[str, Any]]
+    error: str | None = None
+
+
+def batches(jobs: Sequence[Job], together: int | None = None) -> list[Batch]:
+    """Runs of one shape, up to `together` at a time: by default 10 on a GPU; 1 on a CPU, where more does not pay.
+
+    >>> jobs = [Job({"rule": "mean"}, RunConfig(seed=seed, device="cpu")) for seed in range(5)]
+    >>> [len(batch) for batch in batches(jobs)], [len(batch) for batch in batches(jobs, together=3)]
+    ([1, 1, 1, 1, 1], [3, 2])
+    """
+    from cyber0.simulation.ensemble import shape_of
+
+    result: list[Batch] = []
+    for shape, group in groupby(
+        sorted(jobs, key=lambda job: shape_of(job.config) or ""), lambda job: shape_of(job.config)
+    ):
+        runs = list(group)
+        size = 1 if shape is None else together or (TOGETHER if on_cuda(runs[0].config.device) else 1)
+        result += [runs[first : first + size] for first in range(0, len(runs), size)]
+    return result
+
+
+def on_cuda(device: str) -> bool:
+    """Whether a run with this `device` plays on a GPU.
+
+    >>> on_cuda("cpu")
+    False
+    """
+    return device.startswith("cuda") or (device == "auto" and require("torch", extra="train").cuda.is_available())
+
+
+def play(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
+    """Play a batch; if that fails, its runs one by one, so that an error stays with the run it belongs to."""
+    try:
+        return _together(batch, watch)
+    except Exception as error:  # whatever it is, the other runs of the study go on
+        if len(batch) > 1:
+            return [outcome for job in batch for outcome in play([job], watch)]
+        text = str(error) if isinstance(error, Cyber0Error) else traceback.format_exc(limit=-3)
+        return [Outcome(batch[0], [], text)]
+
+
+def _together(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
+    from cyber0.simulation.run import run_together
+
+    config = batch[0].config
+    task = _task(config.task, config.data, config.source)
+    found = run_together([job.config for job in batch], watch, task)
+    return [Outcome(job, lines) for job, lines in zip(batch, found, strict=True)]
+
+
+@lru_cache(maxsize=1)  # a process plays many batches on the same data
+def _task(name: str, data: str | None, source: str) -> Any:
+    from cyber0.tasks.task import find
+
+    return find(name)(None if data is None else Path(data), source)
