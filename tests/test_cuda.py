@@ -98,6 +98,20 @@ def test_after_a_thousand_commits(backend, family, bf16):
         assert same(theirs, ours)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_many_commits_in_one_pass(backend, family, bf16):
+    parts, whole = (Parameters.of(network(bf16=bf16).cuda()) for _ in range(2))
+    scalars = np.random.default_rng(5).normal(size=(100, 2, 4))
+    commits = [Commit(8, t, 1e-3, scalars[t], family) for t in range(100)]
+    for commit in commits:
+        parts.apply(commit, backend)
+    whole.apply_all(commits, backend)
+    for (_, ours), (_, theirs) in zip(parts, whole, strict=True):
+        assert same(theirs, ours.cpu())
+
+
 @pytest.mark.parametrize("mu", [0.0, 1e-3])
 def test_an_estimate_on_the_device(mu):
     """A vote is a measurement: equal to rounding. The weights stay the same bits."""

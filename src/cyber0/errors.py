@@ -13,7 +13,13 @@
     │   ├── InvalidAttack                an attack that cannot be mounted on these vectors
     │   ├── InvalidData                  a data file, data set or partition that cannot be used
     │   ├── InvalidConfig                a run that cannot be made of this configuration
+    │   ├── InvalidIdentity              a run's identity that is damaged, or of another version
+    │   ├── InvalidLedger                a file that is no ledger, or one that cannot be written now
+    │   ├── InvalidExport                a file that is no exported run, or a damaged one
+    │   ├── InvalidKeys                  a key, a certificate or a folder of them that is missing, expired or of others
+    │   ├── InvalidSigner                a file that holds no key or certificate to sign or check with
     │   ├── InvalidName                  a name that is not written as one
+    │   ├── RejectedMessage              bytes from the network that are no message of this protocol
     │   └── UnknownName                  a name that is not in the list it is looked up in
     ├── NonFiniteLoss (ArithmeticError)  a loss came out NaN or infinite
     ├── BackendError (RuntimeError)      a backend is absent, or fails its known answers
@@ -42,12 +48,18 @@ __all__ = [
     "InvalidConfig",
     "InvalidData",
     "InvalidEstimate",
+    "InvalidExport",
+    "InvalidIdentity",
+    "InvalidKeys",
+    "InvalidLedger",
     "InvalidName",
     "InvalidParameters",
+    "InvalidSigner",
     "InvalidSize",
     "KeyOutOfRange",
     "MissingExtra",
     "NonFiniteLoss",
+    "RejectedMessage",
     "UnknownName",
 ]
 
@@ -111,8 +123,32 @@ class InvalidConfig(InputError):
     """A run that cannot be made of this configuration."""
 
 
+class InvalidIdentity(InputError):
+    """A run's identity that is damaged, not complete, or of a version that is not spoken here."""
+
+
+class InvalidLedger(InputError):
+    """A file that is no ledger, is damaged, is of a newer version, or cannot be written now; or a round out of turn."""
+
+
+class InvalidExport(InputError):
+    """A file that is no exported run, or a damaged one."""
+
+
+class InvalidSigner(InputError):
+    """A file that holds no key or certificate by which a run could be signed or checked."""
+
+
+class InvalidKeys(InputError):
+    """A key, a certificate or a folder of them that cannot be used: missing, expired, of another authority."""
+
+
 class InvalidName(InputError):
     """A name of a rule, an attack, a partition or a task that is not written as one."""
+
+
+class RejectedMessage(InputError):
+    """Bytes from the network that are no message of this protocol; the message is the reason."""
 
 
 class UnknownName(InputError):

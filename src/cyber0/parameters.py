@@ -8,22 +8,28 @@ chunks, on any number of threads.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cyber0.commit import Commit
 from cyber0.directions import Backend, fingerprint
-from cyber0.directions.api import buffer, prepare
+from cyber0.directions.api import buffer, fold, prepare
+from cyber0.directions.backend import Packed
+from cyber0.directions.key import PACKED
 from cyber0.directions.select import is_numpy, on_device
 from cyber0.errors import InvalidArray, InvalidParameters
 from cyber0.extras import require
 
 if TYPE_CHECKING:
     from torch.nn import Module
+
+AT_ONCE = 2**14  # directions: their table is half a megabyte
 
 __all__ = ["Entry", "Manifest", "Parameters", "to_bf16"]
 
@@ -143,6 +149,26 @@ class Parameters:
             chosen, packed = prepared[device]
             chosen.descend(flat, packed, entry.start, flat)
 
+    def apply_all(self, commits: Iterable[Commit], backend: str | Backend | None = None) -> None:
+        """Advance by many rounds, to the same bits as one by one, in few passes over the weights.
+
+        >>> import numpy as np
+        >>> weights = np.zeros(5, dtype=np.float32)
+        >>> Parameters({"w": weights}).apply_all(Commit(7, t, 0.1, [[1.0]]) for t in range(100))
+        >>> weights[:2]
+        array([-2.1869912 , -0.26883638], dtype=float32)
+        """
+        for group in _alike(commits):
+            packed = _packed(group)
+            for device, tensors in self._by_device().items():
+                fold(tensors, packed, group[0].family, self.size, backend, device)
+
+    def _by_device(self) -> dict[Any, list[tuple[Any, int]]]:
+        places: dict[Any, list[tuple[Any, int]]] = {}
+        for entry, flat in self:
+            places.setdefault(on_device(flat), []).append((flat, entry.start))
+        return places
+
     def fingerprint(self, backend: str | Backend | None = None) -> int:
         """A 64-bit hash of all weights, computed where they live: equal bits, equal fingerprints."""
         return sum(fingerprint(flat, start=entry.start, backend=backend) for entry, flat in self) % 2**64
@@ -161,6 +187,37 @@ def to_bf16(module: "Module") -> "Module":
         if parameter.ndim > 1 and parameter.dtype == torch.float32:
             parameter.data = parameter.data.to(torch.bfloat16)
     return module
+
+
+def _packed(commits: list[Commit]) -> Packed:
+    """The directions of commits of one kind, [commits, directions]; their units are still to be found."""
+    rows, width = np.shape(commits[0].scalars)
+    packed = np.zeros((len(commits), rows, width), dtype=PACKED)
+    seeds = np.array([commit.seed for commit in commits], dtype=np.uint64)[:, None, None]
+    packed["k0"], packed["k1"] = seeds & np.uint64(0xFFFFFFFF), seeds >> np.uint64(32)
+    packed["t"] = np.array([commit.round for commit in commits])[:, None, None]
+    packed["l"] = np.array([commit.epochs for commit in commits])[:, :, None]
+    packed["r"] = np.arange(width)
+    packed["bits"] = commits[0].family == "rademacher"
+    packed["unit"] = 1
+    packed["coefficient"] = np.stack([commit.coefficients for commit in commits]).reshape(packed.shape)
+    return packed.reshape(len(commits), rows * width)
+
+
+def _alike(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
+    """Neighbours of one family and shape, as many at a time as make AT_ONCE directions."""
+    group: list[Commit] = []
+    for commit in commits:
+        if group and (_kind(commit) != _kind(group[0]) or len(group) * _kind(commit)[1] * _kind(commit)[2] >= AT_ONCE):
+            yield group
+            group = []
+        group.append(commit)
+    if group:
+        yield group
+
+
+def _kind(commit: Commit) -> tuple[str, int, int]:
+    return commit.family, len(commit.scalars), len(commit.scalars[0])
 
 
 def _dtype(name: str, tensor: Any) -> str:

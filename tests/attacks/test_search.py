@@ -137,7 +137,9 @@ def test_few_dimensions_show_the_same_distances(rule):
     np.testing.assert_allclose(unit_of(few, few_along), unit_of(scene, along), rtol=1e-9)
     omegas = np.linspace(0, 30, 64)[:, None] * np.ones(6)
     full = distance_of(scene, along, find_rule(rule), 5)(omegas)
-    np.testing.assert_allclose(distance_of(few, few_along, find_rule(rule), 5)(omegas), full, rtol=1e-6, atol=1e-6)  # a root of 1e-16
+    np.testing.assert_allclose(
+        distance_of(few, few_along, find_rule(rule), 5)(omegas), full, rtol=1e-6, atol=1e-6
+    )  # a root of 1e-16
 
 
 def test_every_rule_that_says_so_is_isometric():

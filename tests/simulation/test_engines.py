@@ -75,18 +75,16 @@ def test_the_compressed_scheme_is_right_on_average(family):
 
 
 def test_the_papers_compressed_scheme_has_no_factor():
-    ours, paper = (
-        simulate(scheme="compressed", scale=scale).votes(0, np.arange(5)) for scale in ("unbiased", "paper")
-    )
+    ours, paper = (simulate(scheme="compressed", scale=scale).votes(0, np.arange(5)) for scale in ("unbiased", "paper"))
     np.testing.assert_allclose(ours, paper * (7850 / 6), rtol=1e-5)
 
 
-def test_fedavg_sends_the_sum_of_its_gradients():
-    simulation = simulate(algorithm="fedavg", local_epochs=1)
+def test_fedavg_sends_how_its_model_changed():
+    simulation = simulate(algorithm="fedavg", local_epochs=1, lr=0.5)
     sent = simulation.votes(0, np.arange(5))
     assert sent.shape == (1, 5, 7850)
     x, y = simulation.population.batches(0, 0, np.array([3]))
     model = simulation.parameters.module
     simulation.task.losses(model, (x[0], y[0])).mean().backward()
     gradient = np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
-    np.testing.assert_allclose(sent[0, 3], gradient, atol=1e-6)
+    np.testing.assert_allclose(sent[0, 3], -0.5 * gradient, atol=1e-6)

@@ -19,7 +19,7 @@ from cyber0.aggregation.rules.meamed import meamed
 from cyber0.aggregation.rules.minimum_diameter import minimum_diameter
 from cyber0.errors import InvalidAggregation
 
-__all__ = ["PREAGGREGATIONS", "RULES", "Composition", "Rule", "compose", "find"]
+__all__ = ["PREAGGREGATIONS", "RULES", "Composition", "Rule", "compose", "find", "is_ours"]
 
 Rule = Callable[..., Any]
 
@@ -61,7 +61,7 @@ class Composition:
         """Aggregate; options are the rule's."""
         if not self.pre:
             return self.rule(vectors, byzantine, **options)
-        if not on_host(vectors) or not all(map(_is_ours, (*self.pre, self.rule))):
+        if not on_host(vectors) or not is_ours(self):
             return self._run(vectors, byzantine, options)
         return like(vectors, self._run(widened(vectors), byzantine, options))  # one conversion, no rounding in between
 
@@ -107,6 +107,12 @@ def _name(step: Rule) -> str:
     return step.name if isinstance(step, Composition) else names.name_of(step, {**RULES, **PREAGGREGATIONS})
 
 
-def _is_ours(step: Rule) -> bool:
-    """Whether a step is of this package, and so computes in float64 whatever it is given."""
+def is_ours(step: Rule) -> bool:
+    """Whether a step, or all steps of a composition, are of this package: they compute in float64, batch by batch.
+
+    >>> is_ours(find("nnm+krum(power=1)")), is_ours(lambda vectors, byzantine: vectors[0])
+    (True, False)
+    """
+    if isinstance(step, Composition):
+        return all(map(is_ours, (*step.pre, step.rule)))
     return getattr(step, "func", step) in OURS

@@ -1,5 +1,6 @@
 """Attacks by name: `"foe"`, `"alie(omega=1.5)"`, `"my_package.my_module:my_attack"`."""
 
+from functools import partial
 from typing import Any
 
 from numpy.random import Generator
@@ -15,7 +16,7 @@ from cyber0.attacks.spread import min_max, min_sum
 from cyber0.attacks.tma import tma
 from cyber0.errors import InvalidAttack
 
-__all__ = ["ATTACKS", "find", "mount"]
+__all__ = ["ATTACKS", "find", "mount", "searches"]
 
 ATTACKS: dict[str, Attack] = {
     "alie": alie,
@@ -45,6 +46,15 @@ def find(name: str | Attack) -> Attack:
     cyber0.errors.UnknownName: unknown option of foe 'omegas': use one of omega, search, target (did you mean 'omega'?)
     """
     return names.find("attack", name, ATTACKS)
+
+
+def searches(attack: Attack) -> bool:
+    """Whether an attack searches for its strength, as `alie` and `foe` do: it takes time, and draws nothing at random.
+
+    >>> searches(find("foe(search='line')")), searches(find("noise"))
+    (True, False)
+    """
+    return (attack.func if isinstance(attack, partial) else attack) in (alie, alie_nnm, foe, foe_nnm)
 
 
 def mount(attack: str | Attack, vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator) -> Any:

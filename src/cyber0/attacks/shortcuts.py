@@ -1,5 +1,6 @@
-"""Two ways to see sooner where a rule ends up when all liars send the same vector; both are exact but for
-rounding (to 1e-7 of the largest length).
+"""Two ways to see sooner where a rule ends up when all liars send the same vector.
+
+Both are exact but for rounding, to 1e-7 of the largest length.
 
 Shapes: h honest vectors and L lies of k scalars, of which b are dropped at each end by `cwtm`.
 
@@ -49,10 +50,11 @@ def in_few_dimensions(scene: Scene, direction: Any) -> tuple[Scene, Any]:
     squares = xp.matmul(centred, xp.matrix_transpose(centred))
     values, vectors = np.linalg.eigh(_host(squares))
     coordinates = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
-    lying, honest = _host(scene.liars), coordinates[..., :-1, :]
-    n = honest.shape[-2] + len(lying)
-    rows = np.zeros((*honest.shape[:-2], n, honest.shape[-1]))
-    rows[..., np.setdiff1d(np.arange(n), lying), :] = honest
+    honest = coordinates[..., :-1, :]
+    lying: Any = _host(scene.liars)
+    others = [row for row in range(honest.shape[-2] + len(lying)) if row not in lying]
+    rows = np.zeros((*honest.shape[:-2], len(others) + len(lying), honest.shape[-1]))
+    rows[..., others, :] = honest
     zero = np.zeros_like(honest[..., 0, :])
     few = replace(scene, vectors=rows, honest=honest, mean=zero, scale=None, liars=lying, given=rows)
     return few, coordinates[..., -1, :]

@@ -10,18 +10,26 @@ from cyber0 import __version__
 from cyber0.cli.data import data
 from cyber0.cli.demo import demo
 from cyber0.cli.doctor import doctor
+from cyber0.cli.ledger import ledger
+from cyber0.cli.replay import replay
 from cyber0.cli.run import run
+from cyber0.cli.study import study
 from cyber0.cli.theory import theory
+from cyber0.cli.verify import verify
 from cyber0.errors import Cyber0Error
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(run)
+app.command()(study)
 app.command()(data)
 app.command()(demo)
 app.command()(doctor)
 app.command()(theory)
+app.add_typer(ledger, name="ledger")
+app.command()(replay)
+app.command()(verify)
 
 
 def _version(value: bool) -> None:

@@ -254,6 +254,53 @@ EXPORT void cyber0_descend(const void *weights, int weights16, void *out, int ou
     }
 }
 
+/* Many commits of `width` directions each, in turn: a chunk stays in the first-level cache until it has had them all. */
+EXPORT void cyber0_fold(void *weights, int bf16, int64_t size, uint64_t start, const direction *directions,
+                        int64_t commits, int64_t width)
+{
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        void *chunk = (char *)weights + i * (bf16 ? 2 : 4);
+        for (int64_t commit = 0; commit < commits; commit++)
+            cyber0_descend(chunk, bf16, chunk, bf16, at_most_chunk(size - i), start + i, directions + commit * width, width);
+    }
+}
+
+/* The updates of commits of sphere directions that are short enough to be kept, in `room`, until their length is known:
+ * so each is generated once. */
+EXPORT void cyber0_updates(float *updates, int64_t dimension, const direction *directions, int64_t commits,
+                           int64_t width, float *room)
+{
+    int n = (int)dimension;
+    for (int64_t commit = 0; commit < commits; commit++) {
+        float *u = updates + commit * dimension;
+        memset(u, 0, dimension * sizeof(float));
+        for (const direction *d = directions + commit * width; d < directions + (commit + 1) * width; d++) {
+            cyber0_fill(room, dimension, 0, d);
+            int64_t total = squared(room, n);
+            EXACTLY(
+                scale(room, n, (float)(1.0 / sqrt((double)(total > 1 ? total : 1) / 0x1p20)));
+                accumulate(u, room, d->coefficient, n);
+            );
+        }
+    }
+}
+
+/* Weights that are part of the model, from coordinate `start` on, less each of the updates in turn. */
+EXPORT void cyber0_subtract(void *weights, int bf16, int64_t size, uint64_t start, const float *updates,
+                            int64_t dimension, const direction *directions, int64_t commits, int64_t width)
+{
+    float room[CHUNK], u[CHUNK];
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        int n = at_most_chunk(size - i);
+        for (int64_t commit = 0; commit < commits; commit++) {
+            memcpy(u, updates + commit * dimension + start + i, n * sizeof(float));
+            EXACTLY(subtract(load(weights, bf16, i, n, room), u, n););
+            if (bf16) dither(u, start + i, n, (uint16_t *)weights + i, directions + commit * width);
+            else memcpy((float *)weights + i, u, n * sizeof(float));
+        }
+    }
+}
+
 CLONES static uint64_t mixed(const float *x, uint64_t start, int n)
 {
     uint64_t total = 0;

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from cyber0.directions.backend import Backend, Buffer, Packed
 from cyber0.directions.key import DirectionKey, Family, check_slice, pack
-from cyber0.directions.select import empty, find, is_numpy, on_device
+from cyber0.directions.native import WHOLE, Cpu
+from cyber0.directions.select import Hosted, empty, find, host, is_numpy, on_device
 from cyber0.errors import InvalidArray
 from cyber0.extras import require
 
@@ -17,6 +18,7 @@ __all__ = [
     "combine",
     "descend",
     "fingerprint",
+    "fold",
     "perturb",
     "perturb_both",
     "prepare",
@@ -256,6 +258,37 @@ def prepare(
     return chosen, pack(keys, family, units, rounded)
 
 
+def fold(
+    tensors: Sequence[tuple[Buffer, int]],
+    packed: Packed,
+    family: Family,
+    dimension: int,
+    backend: str | Backend | None,
+    device: Any,
+) -> None:
+    """Descend by each row of packed [commits, directions] in turn; all units are 1, and found here for spheres.
+
+    `tensors` are flat buffers on one device, each with its first coordinate.
+
+    >>> packed = pack([DirectionKey(seed=1, round=t) for t in range(2)], "gaussian", [1.0, 1.0], [0.5, 0.5])
+    >>> w = np.ones(3, dtype=np.float32)
+    >>> fold([(w, 0)], packed.reshape(2, 1), "sphere", 3, None, None)
+    >>> w.round(2)
+    array([0.34, 0.99, 0.95], dtype=float32)
+    """
+    chosen = find(backend, device)
+    if family == "sphere":
+        native = chosen.inner if isinstance(chosen, Hosted) else chosen
+        if isinstance(native, Cpu) and dimension <= WHOLE and (device is None or device.type == "cpu"):
+            native.fold_spheres([(host(flat), start) for flat, start in tensors], packed, dimension)
+            return
+        lengths = chosen.squared_lengths(packed.ravel(), dimension, device)
+        packed = packed.copy()
+        packed["unit"] = _unit(lengths).reshape(packed.shape)
+    for flat, start in tensors:
+        chosen.fold(flat, packed, start)
+
+
 def _prepare_slice(
     flat: Buffer,
     keys: Sequence[DirectionKey],
@@ -278,14 +311,18 @@ def _units(keys: Sequence[DirectionKey], dimension: int, backend: Backend, devic
     missing = [key for key, unit in known.items() if unit is None]
     if missing:
         packed = pack(missing, "gaussian", np.ones(len(missing)), np.ones(len(missing)))
-        squared = np.array(backend.squared_lengths(packed, dimension, device), dtype=np.float64)
-        units = 1.0 / np.sqrt(np.maximum(squared, 1) / 2**20)  # 0 is possible where the dimension is 1
-        found = dict(zip(missing, units.astype(np.float32).tolist(), strict=True))
+        units = _unit(backend.squared_lengths(packed, dimension, device))
+        found = dict(zip(missing, units.tolist(), strict=True))
         known |= found
         if len(_UNITS) > 2**16:
             _UNITS.clear()
         _UNITS.update({(key, dimension): unit for key, unit in found.items()})
     return cast("list[float]", [known[key] for key in keys])
+
+
+def _unit(squared_lengths: list[int]) -> NDArray[np.float32]:
+    squared = np.array(squared_lengths, dtype=np.float64)
+    return (1.0 / np.sqrt(np.maximum(squared, 1) / 2**20)).astype(np.float32)  # 0 is possible in one dimension
 
 
 def _flat(weights: Any, *outs: Any) -> tuple[Buffer, list[Buffer]]:

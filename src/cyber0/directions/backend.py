@@ -42,6 +42,10 @@ class Backend(Protocol):
         """
         ...
 
+    def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
+        """Descend by each row of packed [commits, directions] in turn, in place and in one pass over the weights."""
+        ...
+
     def fingerprint(self, weights: Buffer, start: int) -> int:
         """The sum modulo 2**64 over all coordinates p of mix64(p * 0x9E3779B97F4A7C15 + bits of weight p)."""
         ...

@@ -57,6 +57,11 @@ class Elementwise:
                 dither = stream.halves(self.xp, packed[0], first, size, out.device)
                 self._store_bits(out[part], self._bits(result) + dither)
 
+    def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
+        for part in self._parts(weights):
+            for directions in packed:
+                self.descend(weights[part], directions, start + part.start, weights[part])
+
     def fingerprint(self, weights: Buffer, start: int) -> int:
         total = 0
         for part in self._parts(weights):

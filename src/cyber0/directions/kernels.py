@@ -187,6 +187,29 @@ def _descend(
 
 
 @triton.jit
+def _fold(
+    weights, table, commits, width, first_tile, shift, size,
+    BITS: tl.constexpr, BF16: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    tile, base, lane, inside = _here(first_tile, shift, size, TILE)
+    w = tl.load(weights + base + lane, mask=inside).to(tl.float32)
+    for _ in range(commits):
+        u = tl.zeros([TILE], dtype=tl.float32)
+        for i in range(width):
+            u = u + _number(table + 8 * i, 7) * _z(table + 8 * i, tile, BITS, TILE)
+        w = w - u
+        if BF16:
+            bits = w.to(tl.uint32, bitcast=True) + _rounding_bits(table, tile, TILE)
+            w = ((bits >> 16) << 16).to(tl.float32, bitcast=True)
+        table += 8 * width
+    if BF16:
+        half = (w.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
+        tl.store(weights + base + lane, half.to(tl.bfloat16, bitcast=True), mask=inside)
+    else:
+        tl.store(weights + base + lane, w, mask=inside)
+
+
+@triton.jit
 def _fingerprint(weights, total, first_tile, shift, size, TILE: tl.constexpr):
     tile, base, lane, inside = _here(first_tile, shift, size, TILE)
     p = (tile * TILE + lane).to(tl.uint64)
@@ -244,6 +267,12 @@ class Triton:
 
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
         descend(weights, _cached(packed, out.device), start, out, bits=_bits(packed))
+
+    def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
+        commits, width = packed.shape
+        arguments = weights, table(packed, weights.device), commits, width
+        flags = {"BITS": bool(packed["bits"][0, 0]), "BF16": weights.dtype == torch.bfloat16}
+        _launch(_fold, arguments, start, weights.numel(), weights.device, **flags)
 
     def fingerprint(self, weights: Buffer, start: int) -> int:
         total = torch.zeros(1, dtype=torch.int64, device=weights.device)

@@ -1,26 +1,34 @@
 """The backend `cpu`: the compiled stream on as many threads as there are cores."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cyber0.directions.backend import Buffer, Packed
 from cyber0.errors import BackendError
 from cyber0.threads import cores, together
 
-__all__ = ["Cpu", "available"]
+__all__ = ["WHOLE", "Cpu", "available"]
 
 NAME = "cyber0.directions._stream"
 WORTH_A_THREAD = 2**15  # values; a thread's share takes some 100 us, its start a tenth of that
+WHOLE = 2**16  # coordinates up to which a direction stays in the second-level cache
+UPDATES = 2**22  # coordinates of updates that are kept at a time
 _VOID, _INT, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "fill": ([_VOID, _I64, _U64, _VOID], None),
     "squared_length": ([_I64, _U64, _VOID], _I64),
     "move": ([_VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID], None),
     "descend": ([_VOID, _INT, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
+    "fold": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _I64], None),
+    "updates": ([_VOID, _I64, _VOID, _I64, _I64, _VOID], None),
+    "subtract": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _VOID, _I64, _I64], None),
     "fingerprint": ([_VOID, _INT, _I64, _U64], _U64),
 }
 
@@ -93,6 +101,45 @@ class Cpu:
                 *(size, start + first, packed.ctypes.data, len(packed)),
             ),
         )
+
+    def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
+        self._share(
+            len(weights),
+            lambda first, size: _library().cyber0_fold(
+                *(_at(weights, first), _is16(weights), size, start + first, packed.ctypes.data), *packed.shape
+            ),
+            cost=packed.size,
+        )
+
+    def fold_spheres(self, tensors: Sequence[tuple[Buffer, int]], packed: Packed, dimension: int) -> None:
+        """Fold whole directions of a small model, [commits, directions] with units of 1, that are to be spheres.
+
+        What the commits take off does not depend on the weights: threads share the commits, and generate each
+        direction once, where `squared_lengths` and `fold` would generate it twice.
+        """
+        commits, width = packed.shape
+        most = max(1, UPDATES // dimension)
+        for part in (packed[first : first + most] for first in range(0, commits, most)):
+            updates = self._updates(part, dimension)
+            for weights, start in tensors:
+                _library().cyber0_subtract(
+                    *(_at(weights, 0), _is16(weights), len(weights), start, updates.ctypes.data, dimension),
+                    *(part.ctypes.data, len(part), width),
+                )
+
+    def _updates(self, packed: Packed, dimension: int) -> NDArray[np.float32]:
+        updates = np.empty((len(packed), dimension), dtype=np.float32)
+        width = packed.shape[1]
+
+        def some(first: int, count: int) -> None:
+            room = np.empty(dimension, dtype=np.float32)
+            _library().cyber0_updates(
+                *(_at(updates, first * dimension), dimension, packed[first:].ctypes.data, count, width),
+                room.ctypes.data,
+            )
+
+        self._share(len(packed), some, cost=dimension * width, whole=1)
+        return updates
 
     def fingerprint(self, weights: Buffer, start: int) -> int:
         parts = self._share(

@@ -43,8 +43,8 @@ class Ballot:
 class Decision:
     """A decided round: the aggregated scalars as they travel, and the ballots in roster order.
 
-    >>> Decision(0, to_wire([[1.0]]), ()).scalars
-    b'\\x00\\x00\\x80?'
+    >>> Decision(0, to_wire([[1.0]]), ()).scalars.hex()
+    '0000803f'
     """
 
     round: int

@@ -1,13 +1,18 @@
 """Several runs of one shape, played in step: what all their clients measure is one batch on the device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from cyber0.aggregation.naming import is_ours
+from cyber0.attacks.naming import searches
+from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.estimate import full_precision
-from cyber0.simulation.simulation import Round, Simulation, learner_of, placed
+from cyber0.simulation.population import Indices
+from cyber0.simulation.simulation import Round, Simulation, admissible, learner_of, placed
 from cyber0.tasks.task import Task
 
 __all__ = ["Ensemble", "shape_of"]
@@ -57,9 +62,40 @@ class Ensemble:
         for t in range(self.simulations[0].config.rounds):
             with full_precision():
                 votes = placed(self._learner.votes(t, present))
-            rounds = [
-                simulation.decide(t, present, own) for simulation, own in zip(self.simulations, votes, strict=True)
-            ]
+            told = self._lies(t, present, votes)
+            results = self._results(told)
+            both = zip(self.simulations, told, results, strict=True)
+            rounds = [simulation.conclude(t, present, own, result) for simulation, own, result in both]
             for simulation in self.simulations:
                 simulation.rounds += 1
             yield rounds
+
+    def _lies(self, t: int, present: Indices, votes: Any) -> Any:
+        """What is told in all runs, [runs, rows, present, width]; attacks that are searched for, run by run at once."""
+        told = namespace(votes).asarray(votes, copy=True)
+        for runs in self._grouped(lambda s: (s.config.attack, s.config.rule, s.config.byzantine)):
+            first = self.simulations[runs[0]]
+            if searches(first.attack):
+                told[runs] = first.lie(t, present, votes[runs])
+                continue
+            for run in runs:
+                told[run] = self.simulations[run].lie(t, present, votes[run])
+        return told
+
+    def _results(self, told: Any) -> list[Any]:
+        """What the rule of each run makes of what is told there; None where somebody's vote is none."""
+        results: list[Any] = [None] * len(told)
+        if not admissible(told).all():
+            return results
+        for runs in self._grouped(lambda s: (s.config.rule, s.config.byzantine)):
+            if is_ours(self.simulations[runs[0]].rule):
+                for run, result in zip(runs, self.simulations[runs[0]].aggregate(told[runs]), strict=True):
+                    results[run] = result
+        return results
+
+    def _grouped(self, key: Callable[[Simulation], Any]) -> list[list[int]]:
+        """The numbers of the runs that have the same key."""
+        groups: dict[Any, list[int]] = {}
+        for number, simulation in enumerate(self.simulations):
+            groups.setdefault(key(simulation), []).append(number)
+        return list(groups.values())

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from cyber0.client import Client
 from cyber0.directions import COMPRESSED_EPOCH, matrix
-from cyber0.errors import InvalidCommit
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
 from cyber0.simulation.population import Indices, Population
@@ -126,31 +125,27 @@ def _batch_of(population: Population, client: int) -> Any:
 
 
 class FedAvg:
-    """The baseline (McMahan et al., 2017): K local steps of gradient descent; the whole update travels, d scalars."""
+    """The baseline (McMahan et al., 2017): K local steps of gradient descent, and the change travels, d scalars."""
 
     def __init__(self, task: Task, worlds: Sequence[World]) -> None:
         self.task, self.worlds, self.plan, self.parameters = task, worlds, worlds[0].plan, worlds[0].parameters
         self.rows, self.width = 1, self.parameters.size
 
     def votes(self, t: int, present: Indices) -> Tensor:
-        """The sum of each client's gradients along its local steps: [worlds, 1, clients, d]."""
-        weights = _weights(self.worlds)
-        update = derivatives(self.task, self.parameters, weights, None, *_batches(self.worlds, t, 0, present))
+        """How each client's local model differs from the global one in the end: [worlds, 1, clients, d]."""
+        weights, rate = _weights(self.worlds), self.plan.learning_rate
+        change = derivatives(self.task, self.parameters, weights, None, *_batches(self.worlds, t, 0, present)) * -rate
         for epoch in range(1, self.plan.local_epochs):
-            offsets, batches = update * -self.plan.learning_rate, _batches(self.worlds, t, epoch, present)
-            update = update + derivatives(self.task, self.parameters, weights, offsets, *batches)
-        return update[:, None]
+            batches = _batches(self.worlds, t, epoch, present)
+            change = change - rate * derivatives(self.task, self.parameters, weights, change, *batches)
+        return change[:, None]
 
     @staticmethod
     def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:  # noqa: ARG004
-        """Take one step of the learning rate along the aggregate."""
-        with np.errstate(over="ignore"):
-            values = (world.plan.learning_rate * aggregate[0].astype(np.float64)).astype(np.float32)
-        if not np.isfinite(values).all():
-            raise InvalidCommit("the learning rate times the aggregate is too large for float32")
-        step = torch.as_tensor(values).to(world.parameters.device)
+        """Change the global model by the aggregate."""
+        change = torch.tensor(aggregate[0], device=world.parameters.device)
         for entry, flat in world.parameters:
-            flat -= step[entry.start : entry.start + entry.size]
+            flat += change[entry.start : entry.start + entry.size]
 
 
 def _weights(worlds: Sequence[World]) -> Tensor:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from cyber0 import aggregation, attacks
 from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
-from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit, InvalidConfig
+from cyber0.errors import Cyber0Error, InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
 from cyber0.parameters import Parameters
+from cyber0.protocol.decide import as_scalars, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population, participants
 from cyber0.tasks import partition
@@ -24,7 +25,6 @@ from cyber0.tasks.task import find as find_task
 
 __all__ = ["Round", "Simulation"]
 
-LARGEST = float(np.finfo(np.float32).max)
 LEARNERS: dict[str, type[Learner]] = {"batched": Batched, "sequential": Sequential}
 WIDE = 1024  # scalars of a vote from which a device aggregates sooner than the host
 
@@ -58,7 +58,7 @@ class Simulation:
         self.config = config
         self.rule = aggregation.find(config.rule)
         self.attack = attacks.find(config.attack)
-        self.quorum = _quorum(self.rule, config)
+        self.quorum = quorum(self.rule, config.byzantine, config.invited)
         self.device = _device(config.device)
         with _named("task", config.task):
             folder = None if config.data is None else Path(config.data)
@@ -92,18 +92,36 @@ class Simulation:
             return placed(self.learner.votes(t, present)[0])
 
     def decide(self, t: int, present: Indices, votes: Any) -> Round:
-        """What becomes of the honest votes [rows, present, width]: liars lie, the federator aggregates, all advance."""
-        if _admissible(votes).all():  # a model that has diverged leaves liars nothing to build on
-            votes = self._attacked(t, votes, present)
-        votes = votes[:, _admissible(votes)]
-        if votes.shape[1] < self.quorum:
-            return Round(t, len(present), votes.shape[1], None)
-        aggregate = self._aggregate(votes)  # line 12
+        """What becomes of honest votes [rows, present, width]: liars lie, the federator aggregates, all advance."""
+        return self.conclude(t, present, self.lie(t, present, votes))
+
+    def lie(self, t: int, present: Indices, votes: Any) -> Any:
+        """The votes [..., rows, present, width] with the liars' lies in their places."""
+        liars = self.population.liars(present)
+        if len(liars) == 0 or not admissible(votes).all():  # a model that has diverged leaves liars nothing to build on
+            return votes
+        rng = np.random.default_rng([self.config.seed, t, 0x41545441])  # "ATTA"
+        told = attacks.mount(self.attack, _double(votes), liars, self.rule, self.config.byzantine, rng)
+        with np.errstate(over="ignore"):
+            return namespace(votes).astype(told, votes.dtype)
+
+    def conclude(self, t: int, present: Indices, told: Any, result: Any = None) -> Round:
+        """Aggregate what was told, unless `result` is what the rule made of it, and advance the global model."""
+        if result is None:
+            told = told[:, admissible(told)]
+            if told.shape[1] < self.quorum:
+                return Round(t, len(present), told.shape[1], None)
+            result = self.aggregate(told)  # line 12
+        aggregate = as_scalars(self.rule, on_host(result), tuple(told.shape))
         try:
             self.learner.advance(self.world, t, aggregate)  # lines 13 and 14
         except InvalidCommit:  # so large that no model can take it
-            return Round(t, len(present), votes.shape[1], None)
-        return Round(t, len(present), votes.shape[1], aggregate)
+            return Round(t, len(present), told.shape[1], None)
+        return Round(t, len(present), told.shape[1], aggregate)
+
+    def aggregate(self, told: Any) -> Any:
+        """What the rule makes of admissible votes [..., rows, n, width], in float64."""
+        return self.rule(_double(told), self.config.byzantine)
 
     def replay(self, aggregates: NDArray[np.float32]) -> None:
         """Take rounds from what was aggregated in them, [rounds, rows, k]; a round of NaN changed nothing."""
@@ -117,24 +135,6 @@ class Simulation:
         model: Any = self.parameters.module
         inputs, labels = self.population.test
         return evaluate(model, (inputs, labels), self.device, losses=self.task.losses)
-
-    def _aggregate(self, votes: Any) -> NDArray[np.float32]:
-        result = on_host(self.rule(_double(votes), self.config.byzantine))
-        if result.shape != votes.shape[:1] + votes.shape[2:] or not np.isfinite(result).all():
-            raise InvalidAggregation(
-                f"rule {self.config.rule!r} made {votes.shape} votes into {result.shape}: it must give "
-                f"{votes.shape[:1] + votes.shape[2:]}, without the clients' axis, and finite numbers"
-            )
-        return np.clip(result, -LARGEST, LARGEST).astype(np.float32)
-
-    def _attacked(self, t: int, votes: Any, present: Indices) -> Any:
-        liars = self.population.liars(present)
-        if len(liars) == 0:
-            return votes
-        rng = np.random.default_rng([self.config.seed, t, 0x41545441])  # "ATTA"
-        told = attacks.mount(self.attack, _double(votes), liars, self.rule, self.config.byzantine, rng)
-        with np.errstate(over="ignore"):
-            return namespace(votes).astype(told, votes.dtype)
 
     def _populate(self) -> Population:
         config, dataset = self.config, self.task.dataset
@@ -164,28 +164,11 @@ def _double(votes: Any) -> Any:
     return namespace(votes).astype(votes, namespace(votes).float64)
 
 
-def _admissible(votes: Any) -> NDArray[np.bool_]:
-    """Whose votes are votes: what is not finite is none."""
+def admissible(votes: Any) -> NDArray[np.bool_]:
+    """Whose votes [..., rows, n, k] are votes in all rows: what is not finite is none."""
     xp = namespace(votes)
-    return on_host(xp.all(xp.isfinite(votes), axis=(0, 2)))
-
-
-def _quorum(rule: Any, config: RunConfig) -> int:
-    """The fewest votes that a rule can decide on; refuses at once one that needs more than are invited."""
-    for votes in range(2 * config.byzantine + 1, config.invited + 1):
-        try:
-            with _named("rule", config.rule):
-                shape = np.shape(rule(np.zeros((2, votes, 3)), config.byzantine))
-        except InvalidAggregation:
-            if votes == config.invited:
-                raise
-            continue
-        if shape != (2, 3):
-            raise InvalidAggregation(
-                f"rule {config.rule!r} made (2, {votes}, 3) votes into {shape}: it must give (2, 3)"
-            )
-        return votes
-    raise InvalidConfig(f"participation = {config.participation} invites too few")  # RunConfig has seen to that
+    axes = tuple(axis for axis in range(votes.ndim) if axis != votes.ndim - 2)
+    return on_host(xp.all(xp.isfinite(votes), axis=axes))
 
 
 @contextmanager

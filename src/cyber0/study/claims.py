@@ -173,10 +173,11 @@ def _every(compared: Sequence[Comparison], word: str) -> Outcome:
     known = [(name, high, low) for name, high, low in compared if high is not None and low is not None]
     against = [f"{name} ({high:.1f} {word} {low:.1f})" for name, high, low in known if high <= low]
     held = f"It is so in {len(known) - len(against)} of {len(compared)} comparisons"
+    missing = f"; runs are missing for {len(compared) - len(known)}" if len(known) < len(compared) else ""
     if against:
-        return Outcome(False, f"{held}, not for {', '.join(against)}.")
-    if len(known) < len(compared):
-        return Outcome(None, f"{held}; runs are missing for {len(compared) - len(known)}.")
+        return Outcome(False, f"{held}, not for {', '.join(against)}{missing}.")
+    if missing:
+        return Outcome(None, f"{held}{missing}.")
     name, high, low = min(known, key=lambda each: each[1] - each[2])
     return Outcome(True, f"{held}; the closest is {name} ({high:.1f} {word} {low:.1f}).")
 

@@ -97,8 +97,8 @@ def curves(results: Results, figure: Figure) -> dict[str, list[Curve]]:
     }
 
 
-def draw(results: Results, figure: Figure) -> dict[str, bytes]:
-    """The figure in each of `FORMATS`, as the content of a file: the same results, the same bytes.
+def draw(results: Results, figure: Figure, kinds: Sequence[str] = FORMATS) -> dict[str, bytes]:
+    """The figure in each of these formats, as the content of a file: the same results, the same bytes.
 
     >>> import pandas
     >>> empty = Results(Recipe.of({"axes": {"rule": ["mean"]}}), pandas.DataFrame())
@@ -106,9 +106,13 @@ def draw(results: Results, figure: Figure) -> dict[str, bytes]:
     ['pdf', 'png', 'svg']
     """
     matplotlib = require("matplotlib", extra="study")
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever the user's own style is
+        matplotlib.rcParams.update(STYLE)
         canvas = _drawn(results.recipe, figure, curves(results, figure))
-        return {kind: _saved(canvas, kind) for kind in FORMATS}
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")  # found once, kept for every format
+        return {kind: _saved(canvas, kind) for kind in kinds}
 
 
 def _fits(labels: Labels, figure: Figure) -> bool:
@@ -167,13 +171,13 @@ def _drawn(recipe: Recipe, figure: Figure, panels: dict[str, list[Curve]]) -> An
     axes = canvas.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     styles = _styles(recipe, figure, panels)
     for place, (label, lines) in zip(axes, panels.items(), strict=False):
-        place.set_title(label, fontsize=9.5, fontweight="bold", loc="left")
+        place.set_title(_plain(label), fontsize=9.5, fontweight="bold", loc="left")
         _draw_panel(place, figure, lines, styles)
     for place in axes[len(panels) :]:
         place.set_visible(False)
     _frame(canvas, axes[: len(panels)], figure, panels, across)
     _legend(canvas, styles, panels)
-    canvas.suptitle(figure.title, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
+    canvas.suptitle(_plain(figure.title), fontsize=11.5, fontweight="bold", x=0.01, ha="left")
     return canvas
 
 
@@ -185,19 +189,14 @@ def _layout(panels: int) -> tuple[int, int]:
 
 def _styles(recipe: Recipe, figure: Figure, panels: dict[str, list[Curve]]) -> dict[tuple[str, ...], dict[str, Any]]:
     """How each line is drawn: its stroke by the first axis, its colour by the others, the same in every figure."""
-    kept = [cell for cell in recipe.cells() if _fits(cell.labels, figure)]
-    axes = _line_axes(recipe, figure, kept)
-    stroked, coloured = (axes[:1], axes[1:]) if len(axes) > 1 else ([], axes)
-    strokes, colours = _places(recipe, stroked), _places(recipe, coloured)
+    axes = _line_axes(recipe, figure, [cell for cell in recipe.cells() if _fits(cell.labels, figure)])
+    split = 1 if len(axes) > 1 else 0
+    strokes, colours = _places(recipe, axes[:split]), _places(recipe, axes[split:])
     drawn = {curve.labels for lines in panels.values() for curve in lines}
+    places = {labels: (strokes[labels[:split]], colours[labels[split:]]) for labels in drawn}
     return {
-        labels: {
-            "color": COLOURS[colours[labels[len(stroked) :]] % len(COLOURS)],
-            "linestyle": STROKES[strokes[labels[: len(stroked)]] % len(STROKES)],
-        }
-        for labels in sorted(
-            drawn, key=lambda labels: [strokes[labels[: len(stroked)]], colours[labels[len(stroked) :]]]
-        )
+        labels: {"color": COLOURS[colour % len(COLOURS)], "linestyle": STROKES[stroke % len(STROKES)]}
+        for labels, (stroke, colour) in sorted(places.items(), key=lambda item: item[1])
     }
 
 
@@ -218,7 +217,7 @@ def _draw_panel(place: Any, figure: Figure, lines: Sequence[Curve], styles: dict
         x = (curve.bytes_up if figure.x == "bytes" else curve.rounds)[seen]
         mean, sd = curve.mean[seen], curve.sd[seen]
         place.fill_between(x, mean - sd, mean + sd, color=style["color"], alpha=0.13, linewidth=0)
-        place.plot(x, mean, linewidth=1.6, label=curve.name, solid_capstyle="round", **style)
+        place.plot(x, mean, linewidth=1.6, solid_capstyle="round", **style)
 
 
 def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, list[Curve]], across: int) -> None:
@@ -254,11 +253,18 @@ def _legend(canvas: Any, styles: dict[tuple[str, ...], Any], panels: dict[str, l
     lines = require("matplotlib.lines", extra="study")
     drawn = {curve.labels: curve for each in panels.values() for curve in each}
     single = len(panels) == 1
-    order = sorted(drawn, key=lambda labels: -drawn[labels].mean[-1]) if single else list(styles)
-    handles = [lines.Line2D([], [], linewidth=2, label=drawn[labels].name, **styles[labels]) for labels in order]
+    order = sorted(drawn, key=lambda labels: -drawn[labels].mean[-1:].sum()) if single else list(styles)
+    handles = [
+        lines.Line2D([], [], linewidth=2, label=_plain(drawn[labels].name), **styles[labels]) for labels in order
+    ]
     if handles:
         place = {"loc": "outside right center"} if single else {"loc": "outside lower center", "ncols": 4}
         canvas.legend(handles=handles, frameon=False, fontsize=8.5, handlelength=2.6, **place)
+
+
+def _plain(text: str) -> str:
+    """A dollar sign opens no formula."""
+    return text.replace("$", r"\$")
 
 
 def _saved(canvas: Any, kind: str) -> bytes:

@@ -20,6 +20,7 @@ import numpy as np
 
 from cyber0.errors import InvalidData
 from cyber0.extras import require
+from cyber0.files import write_whole
 from cyber0.study import figures
 from cyber0.study.claims import Verdict, judge
 from cyber0.study.recipe import Figure
@@ -75,7 +76,8 @@ def write(results: Results, out: Path) -> None:
     contents = _contents(_find(results))
     try:
         for name, content in contents.items():
-            _replace(out / name, content)
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(out / name, content)
     except OSError as error:
         raise InvalidData(f"{out}: a report cannot be written there: {error.strerror or error}") from error
 
@@ -89,16 +91,16 @@ def render(results: Results) -> str:
     >>> "<title>Krum &lt; CWTM</title>" in page
     True
     """
-    return _page(_find(results))
+    return _page(_find(results, kinds=("svg",)))
 
 
-def _find(results: Results) -> _Found:
+def _find(results: Results, kinds: Sequence[str] = figures.FORMATS) -> _Found:
     cells = measure(results)
-    drawn = [(figure, figures.draw(results, figure)) for figure in figures.chosen(results.recipe)]
+    drawn = [(figure, figures.draw(results, figure, kinds)) for figure in figures.chosen(results.recipe)]
     return _Found(results, cells, grid(results.recipe, cells), judge(results.recipe, cells), drawn)
 
 
-def _contents(found: _Found) -> dict[str, bytes]:
+def _contents(found: _Found) -> dict[str, str | bytes]:
     """Every file's content, before any is written."""
     claims = [_claim(verdict) for verdict in found.verdicts]
     texts = {
@@ -113,14 +115,7 @@ def _contents(found: _Found) -> dict[str, bytes]:
     pictures = {
         f"figures/{figure.name}.{kind}": content for figure, kinds in found.drawn for kind, content in kinds.items()
     }
-    return pictures | {name: text.encode() for name, text in texts.items()}
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_bytes(content)
-    draft.replace(path)
+    return {**pictures, **texts}
 
 
 def _rows(results: Results) -> str:

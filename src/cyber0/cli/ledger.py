@@ -1,0 +1,105 @@
+"""`cyber0 ledger`: look at a run's ledger, share the run as one small file, make a ledger of such a file."""
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cyber0.errors import InvalidExport, InvalidLedger
+from cyber0.protocol import export as exports
+from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.records import Verdict
+from cyber0.protocol.sqlite import File
+from cyber0.replay import opened
+
+__all__ = ["ledger"]
+
+ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, export it, import it.")
+
+LedgerFile = Annotated[Path, typer.Argument(help="The ledger, a SQLite file.", show_default=False)]
+Run = Annotated[Path, typer.Argument(help="A ledger, or an exported run.", show_default=False)]
+
+
+def line(console: Console, name: str, value: object) -> None:
+    """A name and a value, as they are, on one line."""
+    console.print(f"{name:16} {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+@ledger.command()
+def show(file: Run) -> None:
+    """Show what a ledger or an exported run holds."""
+    console = Console()
+    with opened(file) as run:
+        _show_run(console, run)
+        line(console, "size", f"{file.stat().st_size:,} bytes")
+        if isinstance(run, File):
+            console.print(_table(run))
+        if run.imported:
+            line(console, "votes", f"those of {run.imported} rounds are not here")
+
+
+def _show_run(console: Console, run: Ledger) -> None:
+    identity, head = run.identity, run.head
+    config, plan = identity.config, identity.plan
+    line(console, "run", identity.digest.hex())
+    line(console, "task", f"{config.task}, {config.algorithm}, seed {config.seed}")
+    line(console, "rule", f"{config.rule}, {config.byzantine} of {config.clients} clients may lie")
+    line(console, "step", f"{plan.rows} x {plan.directions} {plan.family} directions, lr {config.lr}, {plan.scheme}")
+    line(console, "manifest", identity.manifest)
+    line(console, "base", identity.base)
+    line(console, "rounds", f"{head.rounds:,} of {config.rounds:,}, {4 * plan.scalars:,} bytes each")
+    line(console, "head", head.commit.hex())
+    line(console, "votes' head", "not known" if head.votes is None else head.votes.hex())
+    for seal in run.seals[-1:]:
+        mark = "no fingerprint" if seal.fingerprint is None else f"fingerprint {seal.fingerprint:016x}"
+        line(
+            console,
+            "last seal",
+            f"after {seal.rounds:,} rounds, {'signed' if seal.signature else 'not signed'}, {mark}",
+        )
+
+
+def _table(run: File) -> Table:
+    verdicts = get_args(Verdict)
+    table = Table("client", *verdicts, title="ballots")
+    for client, counts in run.counts().items():
+        table.add_row(escape(client), *(f"{counts.get(verdict, 0):,}" for verdict in verdicts))
+    return table
+
+
+@ledger.command()
+def export(
+    file: LedgerFile,
+    out: Annotated[Path, typer.Option(help="The file to write, e.g. run.cyber0.", show_default=False)],
+    rounds: Annotated[
+        int | None, typer.Option("--round", min=0, help="Only so many rounds.", show_default=False)
+    ] = None,
+) -> None:
+    """Write the run, without its votes, as one small file: with the base model, that is the trained model."""
+    with opened(file) as run:
+        history = exports.history(run, rounds)
+    size = exports.write(out, history)
+    console = Console()
+    line(console, "rounds", f"{history.rounds:,}")
+    line(console, "head", history.head.commit.hex())
+    line(console, "signed", "yes" if history.seal is not None and history.seal.signature else "no")
+    line(console, "written to", f"{out}, {size:,} bytes")
+
+
+@ledger.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="An exported run.", show_default=False)],
+    out: Annotated[Path, typer.Option("--ledger", help="The ledger to make.", show_default=False)],
+) -> None:
+    """Make a ledger of an exported run. It can be continued; the votes of its rounds so far are not there."""
+    if not exports.is_export(file):
+        raise InvalidExport(f"{file} is no exported run" if file.exists() else f"there is no file {file}")
+    if out.exists():
+        raise InvalidLedger(f"{out} is there already: name a new file")
+    history = exports.read(file)
+    with File(out) as made:
+        made.adopt(history)
+    line(Console(), "written to", f"{out}: {history.rounds:,} rounds, without their votes")

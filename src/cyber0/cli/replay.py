@@ -1,0 +1,85 @@
+"""`cyber0 replay`: a trained model from its base and its commits."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cyber0.cli.ledger import Run, line
+from cyber0.errors import InvalidConfig
+from cyber0.extras import require
+from cyber0.replay import base as base_of
+from cyber0.replay import opened, rebuild
+
+__all__ = ["replay", "watching"]
+
+Base = Annotated[
+    str,
+    typer.Option(
+        help="The weights the run began with: a safetensors file, a folder with one, or 'task' to build them.",
+        show_default=False,
+    ),
+]
+
+
+def replay(
+    run: Run,
+    base: Base,
+    out: Annotated[Path, typer.Option(help="The safetensors file to write.", show_default=False)],
+    rounds: Annotated[
+        int | None, typer.Option("--round", min=0, help="Only so many rounds.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+) -> None:
+    """Rebuild a trained model, bit for bit, from the weights it began with and its ledger or exported run."""
+    console = Console()
+    with opened(run) as ledger:
+        weights, parameters = base_of(ledger.identity, base_path(base))
+        count = ledger.head.rounds if rounds is None else rounds
+        begin = time.perf_counter()
+        with watching(console, "replaying", count) as watch:
+            fingerprint = rebuild(ledger, parameters, rounds, chosen(device), watch)
+        seconds = time.perf_counter() - begin
+    weights.write(out)
+    line(console, "rounds", f"{count:,}")
+    line(console, "seconds", f"{seconds:.2f}")
+    line(console, "fingerprint", f"{fingerprint:016x}")
+    line(console, "written to", out)
+
+
+def base_path(base: str) -> Path | None:
+    """The file or folder; None for 'task'."""
+    return None if base == "task" else Path(base)
+
+
+def chosen(device: str) -> str:
+    """The device that is meant; NumPy serves the CPU, so that no torch is needed."""
+    if device == "cpu":
+        return device
+    try:
+        torch = require("torch", extra="train")
+    except ImportError:
+        if device == "auto":
+            return "cpu"
+        raise
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidConfig(f"device = {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+@contextmanager
+def watching(console: Console, what: str, total: int) -> Generator[Callable[[int], None]]:
+    """A bar on a terminal; nothing elsewhere."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task(what, total=total)
+        yield lambda done: progress.update(bar, completed=done)

@@ -1,0 +1,82 @@
+"""`cyber0 verify`: whether a ledger or an exported run is what it claims to be."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cyber0.cli.ledger import Run, line
+from cyber0.cli.replay import base_path, chosen, watching
+from cyber0.errors import InvalidLedger
+from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.signing import public_key
+from cyber0.protocol.verify import Report
+from cyber0.protocol.verify import verify as check
+from cyber0.replay import base as base_of
+from cyber0.replay import opened, rebuild
+
+__all__ = ["verify"]
+
+
+def verify(
+    run: Run,
+    base: Annotated[
+        str | None,
+        typer.Option(help="The base weights, or 'task': also rebuild the model, and compare its fingerprint."),
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="A hash that you know to be in its chain, in hexadecimal.")] = None,
+    signer: Annotated[Path | None, typer.Option(help="The federator's certificate or public key, in PEM.")] = None,
+    own_rule: Annotated[bool, typer.Option("--own-rule", help="Run a rule that is code of yours.")] = False,
+    device: Annotated[str, typer.Option(help="Where --base rebuilds: auto, cpu, cuda, ...")] = "auto",
+) -> None:
+    """Check the chain, every aggregate, the seals; against a known head, a signer, the base where they are given."""
+    console = Console()
+    key = None if signer is None else public_key(signer)
+    with opened(run) as ledger:
+        with watching(console, "verifying", ledger.head.rounds) as watch:
+            report = check(ledger, head=_known(head), signer=key, own_rule=own_rule, watch=watch)
+        if base is not None and report.sound:
+            _check_model(console, report, ledger, base, device)
+    _print(console, report)
+    if not report.sound:
+        raise typer.Exit(1)
+
+
+def _known(head: str | None) -> bytes | None:
+    try:
+        known = None if head is None else bytes.fromhex(head)
+    except ValueError:
+        known = b""
+    if known is not None and len(known) != 32:
+        raise InvalidLedger(f"--head {head}: a hash is 64 hexadecimal digits")
+    return known
+
+
+def _check_model(console: Console, report: Report, ledger: Ledger, base: str, device: str) -> None:
+    _, parameters = base_of(ledger.identity, base_path(base))
+    known = {seal.rounds: seal.fingerprint for seal in ledger.seals if seal.fingerprint is not None}
+    rounds = max(known, default=ledger.head.rounds)
+    with watching(console, "replaying", rounds) as watch:
+        fingerprint = rebuild(ledger, parameters, rounds, chosen(device), watch)
+    if rounds not in known:
+        report.notes.append(f"the ledger records no fingerprint; the model's is {fingerprint:016x}")
+    elif known[rounds] == fingerprint:
+        report.notes.append(f"the model after {rounds} rounds has the fingerprint recorded, {fingerprint:016x}")
+    else:
+        report.findings.append(
+            f"round {max(rounds - 1, 0)}: the model after it has the fingerprint {fingerprint:016x}, "
+            f"but {known[rounds]:016x} is recorded"
+        )
+
+
+def _print(console: Console, report: Report) -> None:
+    line(console, "rounds", f"{report.head.rounds:,}, {report.aggregates:,} of them aggregated again from their votes")
+    line(console, "head", report.head.commit.hex())
+    if report.signed is not None:
+        line(console, "signed", f"up to round {report.signed:,}")
+    for note in report.notes:
+        line(console, "note", note)
+    for finding in report.findings:
+        line(console, "WRONG", finding)
+    line(console, "verdict", "sound" if report.sound else "NOT SOUND")

@@ -1,0 +1,136 @@
+"""Who is heard: what a vote must be before any rule sees a value of it. A bad vote costs only its sender."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cyber0.protocol.messages import Vote
+from cyber0.protocol.records import Ballot, Verdict
+
+__all__ = ["Votes", "admit", "differing", "hold_late", "readmit", "set_apart"]
+
+Ballots = Mapping[str, tuple[Ballot, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """The votes of the open round: those that count, those that do not and why, and who is out of the round.
+
+    `late` holds votes for the round before that came after its decision: they are written down with this one's.
+
+    >>> Votes().counted
+    {}
+    """
+
+    counted: Mapping[str, Ballot] = field(default_factory=dict[str, Ballot])
+    fingerprints: Mapping[str, int] = field(default_factory=dict[str, int])
+    judged: Ballots = field(default_factory=dict[str, tuple[Ballot, ...]])
+    out: frozenset[str] = frozenset()
+    late: Mapping[str, Ballot] = field(default_factory=dict[str, Ballot])
+
+    def ballots(self, client: str) -> tuple[Ballot, ...]:
+        """All that is to be written down of a client."""
+        late, counted = ((held[client],) if client in held else () for held in (self.late, self.counted))
+        return (*late, *self.judged.get(client, ()), *counted)
+
+
+def admit(votes: Votes, client: str, vote: Vote, length: int) -> Votes:
+    """The votes with one more, which counts if it is the client's first and `length` bytes of finite numbers.
+
+    The same vote again changes nothing. A different one is an equivocation: both are kept, none counts.
+
+    >>> once = admit(Votes(), "alice", Vote(7, bytes(4)), length=4)
+    >>> admit(once, "alice", Vote(7, bytes(4)), length=4) is once
+    True
+    >>> twice = admit(once, "alice", Vote(7, b"else"), length=4)
+    >>> [ballot.verdict for ballot in twice.ballots("alice")], twice.out
+    (['equivocation', 'equivocation'], frozenset({'alice'}))
+    """
+    if client in votes.out:
+        return votes
+    first = votes.counted.get(client)
+    if first is None:
+        if reason := _fault(vote.scalars, length):
+            return _put_out(votes, client, _judged(client, "rejected", vote.scalars, length, reason))
+        return _count(votes, client, vote)
+    if first.values == vote.scalars:
+        return votes
+    reason = "two different votes for one round"
+    both = replace(first, verdict="equivocation", reason=reason)
+    return _put_out(votes, client, both, _judged(client, "equivocation", vote.scalars, length, reason))
+
+
+def hold_late(votes: Votes, client: str, vote: Vote) -> Votes:
+    """The votes with one for the round before, which is decided. That is no offence.
+
+    >>> hold_late(Votes(), "alice", Vote(6, bytes(4))).ballots("alice")[0].reason
+    'round 6 is decided'
+    """
+    ballot = Ballot.of(client, "late", vote.scalars, f"round {vote.round} is decided")
+    return replace(votes, late={**votes.late, client: ballot})
+
+
+def differing(fingerprints: Mapping[str, int]) -> frozenset[str] | None:
+    """Whose fingerprints differ from those of a strict majority; None where there is no such majority.
+
+    >>> differing({"alice": 1, "bob": 1, "carol": 2})
+    frozenset({'carol'})
+    >>> differing({"alice": 1, "bob": 2}) is None
+    True
+    """
+    if len(set(fingerprints.values())) <= 1:
+        return frozenset()
+    values = list(fingerprints.values())
+    usual = max(values, key=values.count)
+    if 2 * values.count(usual) <= len(values):
+        return None
+    return frozenset(client for client, value in fingerprints.items() if value != usual)
+
+
+def set_apart(votes: Votes, client: str, reason: str) -> Votes:
+    """The votes without a client's, which is kept as rejected.
+
+    >>> once = admit(Votes(), "alice", Vote(7, bytes(4)), length=4)
+    >>> set_apart(once, "alice", "its weights differ").ballots("alice")[0].reason
+    'its weights differ'
+    """
+    return _put_out(votes, client, replace(votes.counted[client], verdict="rejected", reason=reason))
+
+
+def readmit(votes: Votes, client: str) -> Votes:
+    """The votes once a client that was set apart may vote anew.
+
+    >>> "alice" in readmit(Votes(out=frozenset({"alice"})), "alice").out
+    False
+    """
+    return replace(votes, out=votes.out - {client})
+
+
+def _count(votes: Votes, client: str, vote: Vote) -> Votes:
+    counted = {**votes.counted, client: Ballot.of(client, "counted", vote.scalars)}
+    marks = votes.fingerprints
+    if vote.fingerprint is not None:
+        marks = {**marks, client: vote.fingerprint}
+    return replace(votes, counted=counted, fingerprints=marks)
+
+
+def _put_out(votes: Votes, client: str, *ballots: Ballot) -> Votes:
+    """What a client did before in this round gives way: so it cannot fill a ledger."""
+    counted = {name: ballot for name, ballot in votes.counted.items() if name != client}
+    marks = {name: mark for name, mark in votes.fingerprints.items() if name != client}
+    judged = {**votes.judged, client: ballots}
+    return replace(votes, counted=counted, fingerprints=marks, judged=judged, out=votes.out | {client})
+
+
+def _judged(client: str, verdict: Verdict, scalars: bytes, length: int, reason: str) -> Ballot:
+    ballot = Ballot.of(client, verdict, scalars, reason)
+    return ballot if len(scalars) == length else ballot.without_values()
+
+
+def _fault(scalars: bytes, length: int) -> str:
+    if len(scalars) != length:
+        return f"{len(scalars) // 4} scalars: this run's votes have {length // 4}"
+    if not np.isfinite(np.frombuffer(scalars, dtype="<f4")).all():
+        return "a scalar is not finite"
+    return ""

@@ -1,0 +1,138 @@
+"""Coming and going: who is welcome, how a run is founded, what a client that comes late is sent."""
+
+from collections import Counter
+from dataclasses import replace
+
+from cyber0.protocol.admission import readmit
+from cyber0.protocol.events import Alarm, Arrived, Effect, Found, HangUp, Link, Notice, Replay, Send
+from cyber0.protocol.messages import VERSION, Bye, Hello, RoundOpen, Welcome
+from cyber0.protocol.state import Founded, Outcome, State
+
+__all__ = ["DIVERGED", "arrive", "farewell", "leave"]
+
+DIVERGED = "its weights differ from the majority's: it must replay from round 0"
+
+
+def arrive(state: State, event: Arrived) -> Outcome:
+    """A client says Hello: it is refused with a reason, waits for the founding, or is welcomed.
+
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.protocol.messages import Hello
+    >>> from cyber0.protocol.state import begin
+    >>> from cyber0.protocol.terms import Terms
+    >>> state = begin(Terms(("alice", "bob", "carol"), 1, RunConfig().plan, "cwtm", rounds=400))
+    >>> _, effects = arrive(state, Arrived(Link("eve"), Hello("eve", bytes(32), bytes(32))))
+    >>> effects[-1].text
+    'eve is refused: it is not on the roster'
+    """
+    link, client = event.link, event.link.client
+    if reason := _refusal(state, event):
+        return leave(state, link), _refused(link, reason)
+    effects: list[Effect] = []
+    if client in state.present and not state.is_link(link):
+        effects = [HangUp(state.present[client].link, "another stream of this client took its place")]
+    state = replace(state, present={**state.present, client: event})
+    state, more = _found(state) if state.founded is None else _welcome(state, state.founded, event)
+    return state, effects + more
+
+
+def leave(state: State, link: Link) -> State:
+    """A stream has ended; a vote that came on it stands.
+
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.protocol.terms import Terms
+    >>> state = State(Terms(("alice",), 0, RunConfig().plan, "mean", rounds=400))
+    >>> leave(state, Link("alice")) is state
+    True
+    """
+    if not state.is_link(link):
+        return state
+    present = {client: event for client, event in state.present.items() if client != link.client}
+    return replace(state, present=present, awaited=state.awaited - {link.client})
+
+
+def farewell(state: State) -> Bye:
+    """What is said to all at the end.
+
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.protocol.terms import Terms
+    >>> farewell(State(Terms(("alice",), 0, RunConfig().plan, "mean", rounds=400))).reason
+    'all 400 rounds are decided'
+    """
+    return Bye(f"all {state.terms.rounds} rounds are decided", finished=True, final=True)
+
+
+def _refusal(state: State, event: Arrived) -> str:
+    """Why a client cannot take part, or nothing."""
+    hello, client = event.hello, event.link.client
+    if hello.version != VERSION:
+        return f"it speaks version {hello.version} of the protocol: this federator speaks {VERSION}"
+    if hello.name != client:
+        return f"it calls itself {hello.name!r}, but its certificate says {client!r}"
+    if client not in state.terms.roster:
+        return "it is not on the roster"
+    return _other_run(state.founded, hello) or _other_past(state, event)
+
+
+def _other_run(founded: Founded | None, hello: Hello) -> str:
+    if founded is None:
+        return f"it belongs to run {hello.run.hex()[:16]}: this one is not founded yet" if hello.run else ""
+    pairs = [
+        ("run", hello.run or founded.digest, founded.digest),
+        ("manifest", hello.manifest, founded.manifest),
+        ("base model", hello.base, founded.base),
+    ]
+    for what, theirs, ours in pairs:
+        if theirs != ours:
+            return f"its {what} is {theirs.hex()[:16]}: that of this run is {ours.hex()[:16]}"
+    return ""
+
+
+def _other_past(state: State, event: Arrived) -> str:
+    hello = event.hello
+    if hello.commits > state.round:
+        return f"it holds {hello.commits} commits: there are {state.round}"
+    if hello.head and event.head and hello.head != event.head:
+        return f"after {hello.commits} commits its chain has {hello.head.hex()[:16]}: ours has {event.head.hex()[:16]}"
+    return DIVERGED if event.link.client in state.diverged and not hello.replayed else ""
+
+
+def _refused(link: Link, reason: str) -> list[Effect]:
+    diverged = reason == DIVERGED
+    bye = Bye(reason, final=not diverged, replay=diverged)
+    return [Send(link, bye), HangUp(link, reason), Notice(f"{link.client} is refused: {reason}")]
+
+
+def _found(state: State) -> Outcome:
+    """Found the run once a majority of the roster brings the same model; those with another are refused."""
+    models = Counter((event.hello.manifest, event.hello.base) for event in state.present.values())
+    (manifest, base), count = models.most_common(1)[0]
+    if count < state.terms.majority:
+        return state, [Notice(f"{len(state.present)} are here; {state.terms.majority} must bring the same model")]
+    applicants = state.present.values()
+    identity = state.terms.identity(manifest, base)
+    state = replace(state, founded=Founded(manifest, base, identity), present={})
+    effects: list[Effect] = [Found(identity)]
+    for event in applicants:
+        state, more = arrive(state, event)
+        effects += more
+    return state, effects
+
+
+def _welcome(state: State, founded: Founded, event: Arrived) -> Outcome:
+    link, client, commits = event.link, event.link.client, event.hello.commits
+    effects: list[Effect] = [Send(link, Welcome(founded.identity, state.round))]
+    if commits < state.round:
+        effects.append(Replay(link, commits, state.round))
+    effects.append(Send(link, farewell(state) if state.is_finished else RoundOpen(state.round)))
+    effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits"))
+    if client in state.diverged:
+        state = replace(state, diverged=state.diverged - {client}, votes=readmit(state.votes, client))
+    keeps_up = commits == state.round  # else it is awaited once it votes: to replay may take long
+    awaited = state.awaited | {client} if keeps_up else state.awaited - {client}
+    gathering = state.gathering and len(state.present) < len(state.terms.roster)
+    state = replace(state, awaited=awaited, gathering=gathering)
+    if state.extension is None and not state.is_finished:
+        state = replace(state, extension=0)
+        effects.append(Alarm(state.round, 0, state.terms.seconds(0)))
+    return state, effects

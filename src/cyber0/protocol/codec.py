@@ -1,0 +1,124 @@
+"""Messages as the few bytes they travel in. Whatever bytes arrive, they are a message or a `RejectedMessage`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from math import isnan
+from typing import Any, cast, get_args
+
+from google.protobuf.message import DecodeError
+
+from cyber0.errors import RejectedMessage
+from cyber0.protocol import messages
+from cyber0.protocol import wire_pb2 as wire
+from cyber0.protocol.messages import VERSION, CatchUp, FromClient, FromFederator
+from cyber0.protocol.records import Verdict
+
+__all__ = ["catch_up", "decode_from_client", "decode_from_federator", "encode", "size_limit"]
+
+LIMIT = 2**20  # bytes of a message, where the scalars of a round need no more
+CHUNK = 2**18  # bytes of scalars in a CatchUp
+
+# The wire's messages bear the names of ours, field for field.
+ENVELOPES: dict[str, Any] = {
+    cast("Any", kind.message_type).name: (envelope, kind.name)
+    for envelope in (wire.ToFederator, wire.ToClient)
+    for kind in envelope.DESCRIPTOR.oneofs_by_name["kind"].fields
+}
+OURS: dict[str, Any] = {kind: getattr(messages, name) for name, (_, kind) in ENVELOPES.items()}
+FIELDS: dict[str, list[str]] = {kind: [field.name for field in fields(ours)] for kind, ours in OURS.items()}
+
+# What a field must be, beyond its type on the wire.
+RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda name: 0 < len(name) <= 100, "1 to 100 characters"),
+    "manifest": (lambda digest: len(digest) == 32, "a digest of 32 bytes"),
+    "base": (lambda digest: len(digest) == 32, "a digest of 32 bytes"),
+    "head": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
+    "run": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
+    "scalars": (lambda scalars: len(scalars) % 4 == 0, "float32 numbers of 4 bytes each"),
+    "accuracy": (lambda accuracy: 0 <= accuracy <= 1, "a number from 0 to 1"),
+    "loss": (lambda loss: not isnan(loss), "a number"),
+    "samples": (lambda samples: samples > 0, "at least 1"),
+    "verdict": (lambda verdict: verdict in get_args(Verdict), f"one of {', '.join(get_args(Verdict))}"),
+    "reason": (lambda reason: len(reason) <= 1000, "at most 1000 characters"),
+}
+CHECKED = {kind: [name for name in names if name in RIGHT] for kind, names in FIELDS.items()}
+
+
+def encode(message: FromClient | FromFederator) -> bytes:
+    """The bytes of a message.
+
+    >>> from cyber0.protocol.messages import Vote
+    >>> encode(Vote(7, bytes.fromhex("0000803f"))).hex()
+    '1208080712040000803f'
+    """
+    envelope, kind = ENVELOPES[type(message).__name__]
+    return envelope(**{kind: {name: getattr(message, name) for name in FIELDS[kind]}}).SerializeToString()
+
+
+def decode_from_client(data: bytes, limit: int = LIMIT) -> FromClient:
+    """The message of a client's bytes.
+
+    >>> from cyber0.protocol.messages import Vote
+    >>> decode_from_client(encode(Vote(7, b"four", fingerprint=9)))
+    Vote(round=7, scalars=b'four', fingerprint=9)
+    >>> decode_from_client(b"what?")
+    Traceback (most recent call last):
+    cyber0.errors.RejectedMessage: 5 bytes are no message of a client
+    """
+    return _decode(data, limit, wire.ToFederator(), "a client")
+
+
+def decode_from_federator(data: bytes, limit: int = LIMIT) -> FromFederator:
+    """The message of the federator's bytes.
+
+    >>> from cyber0.protocol.messages import RoundOpen
+    >>> decode_from_federator(encode(RoundOpen(7)))
+    RoundOpen(round=7)
+    """
+    return _decode(data, limit, wire.ToClient(), "the federator")
+
+
+def size_limit(scalars: int) -> int:
+    """How long a message may be in a run that sends so many scalars per round: what `limit` should be.
+
+    >>> size_limit(64), size_limit(2**20)
+    (1048576, 4198400)
+    """
+    return max(LIMIT, 4 * scalars + 4096)
+
+
+def catch_up(first: int, commits: Iterable[bytes], chunk: int = CHUNK) -> Iterator[CatchUp]:
+    """Consecutive commits, from round `first` on, in messages of about `chunk` bytes.
+
+    >>> [message.first for message in catch_up(7, [bytes(8)] * 5, chunk=16)]
+    [7, 9, 11]
+    """
+    held: list[bytes] = []
+    for scalars in commits:
+        if held and (len(held) + 1) * len(scalars) > chunk:
+            yield CatchUp(first, b"".join(held))
+            first, held = first + len(held), []
+        held.append(scalars)
+    if held:
+        yield CatchUp(first, b"".join(held))
+
+
+def _decode(data: bytes, limit: int, envelope: wire.ToFederator | wire.ToClient, whose: str) -> Any:
+    if len(data) > limit:
+        raise RejectedMessage(f"a message of {len(data)} bytes is too long: at most {limit}")
+    try:
+        envelope.ParseFromString(data)
+    except DecodeError:
+        raise RejectedMessage(f"{len(data)} bytes are no message of {whose}") from None
+    kind = cast("str | None", envelope.WhichOneof("kind"))
+    if kind is None:
+        raise RejectedMessage(f"{len(data)} bytes hold no message of {whose} that version {VERSION} knows")
+    part = getattr(envelope, kind)
+    values = {name: getattr(part, name) for name in FIELDS[kind]}
+    for name in CHECKED[kind]:
+        is_right, what = RIGHT[name]
+        if not is_right(values[name]):
+            raise RejectedMessage(f"{kind}.{name} = {repr(values[name])[:80]} must be {what}")
+    if kind == "vote" and not part.HasField("fingerprint"):
+        values["fingerprint"] = None
+    return OURS[kind](**values)

@@ -1,0 +1,180 @@
+"""What a run is, before its first round: whoever holds the same identity trains the same model.
+
+An identity is JSON: sorted keys, no spaces, UTF-8. Its SHA-256 names the run and is the first link of its chain.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from cyber0.commit import Commit
+from cyber0.config import RunConfig, merged
+from cyber0.directions.select import host, is_numpy
+from cyber0.errors import Cyber0Error, InvalidIdentity
+from cyber0.parameters import Entry, Manifest, Parameters
+from cyber0.plan import Plan
+from cyber0.protocol.records import Decision, from_wire
+
+__all__ = ["PROTOCOL", "Identity", "base_digest"]
+
+PROTOCOL = 1
+FIELDS = ("base", "config", "keep_votes", "layout", "manifest", "protocol", "roster")
+BASE_DOMAIN = b"cyber0 base 1\0"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A run's complete configuration, its roster in order, and the digests of its layout and of its initial weights.
+
+    `layout` is the manifest itself, where whoever founds the run knows it: a federator has no model, and may not.
+
+    >>> import numpy as np
+    >>> parameters = Parameters({"w": np.zeros(3, dtype=np.float32)})
+    >>> identity = Identity.of(RunConfig(clients=3, byzantine=1), ["ann", "bob", "cy"], parameters)
+    >>> identity.manifest == parameters.manifest.digest
+    True
+    >>> Identity.from_bytes(identity.to_bytes()) == identity
+    True
+    """
+
+    config: RunConfig
+    roster: tuple[str, ...]
+    manifest: str
+    base: str
+    layout: Manifest | None = None
+    keep_votes: bool = True
+
+    def __post_init__(self) -> None:
+        _check_roster(self.roster, self.config.clients)
+        _check_digest("manifest", self.manifest)
+        _check_digest("base", self.base)
+        if self.layout is not None and self.layout.digest != self.manifest:
+            raise InvalidIdentity(f"manifest = {self.manifest} is not the digest of the layout, {self.layout.digest}")
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, roster: Iterable[str], parameters: Parameters, *, keep_votes: bool = True
+    ) -> "Identity":
+        """The identity of a run that starts from these weights."""
+        manifest = parameters.manifest
+        return cls(config, tuple(roster), manifest.digest, base_digest(parameters), manifest, keep_votes)
+
+    @property
+    def plan(self) -> Plan:
+        """What clients agree on before each round."""
+        return self.config.plan
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The name of the run: SHA-256 of its bytes."""
+        return hashlib.sha256(self.to_bytes()).digest()
+
+    def commit(self, decision: Decision) -> Commit:
+        """The step that a decided round takes."""
+        return self.plan.commit(decision.round, from_wire(decision.scalars, self.plan.rows))
+
+    def to_bytes(self) -> bytes:
+        """The one way to write this identity."""
+        fields = {
+            "base": self.base,
+            "config": self.config.model_dump(mode="json"),
+            "keep_votes": self.keep_votes,
+            "layout": None if self.layout is None else [[e.name, list(e.shape), e.dtype] for e in self.layout.entries],
+            "manifest": self.manifest,
+            "protocol": PROTOCOL,
+            "roster": list(self.roster),
+        }
+        return _canonical(fields)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Identity":
+        """The identity that was written; what is unknown, missing or written another way is refused.
+
+        >>> Identity.from_bytes(b'{"protocol": 2}')
+        Traceback (most recent call last):
+        cyber0.errors.InvalidIdentity: protocol = 2: this version of cyber0 speaks protocol 1
+        """
+        fields = _fields(data)
+        try:
+            layout = None if fields["layout"] is None else _layout(fields["layout"])
+            names = merged(fields["config"], {}), tuple(fields["roster"]), fields["manifest"], fields["base"]
+            identity = cls(*names, layout, fields["keep_votes"])
+            canonical = identity.to_bytes()
+        except InvalidIdentity:
+            raise
+        except (Cyber0Error, TypeError, ValueError, KeyError) as error:
+            raise InvalidIdentity(f"the identity cannot be used: {error}") from None
+        if canonical != data:
+            raise InvalidIdentity("the identity is not complete, or not written in the canonical way")
+        return identity
+
+
+def base_digest(parameters: Parameters) -> str:
+    """SHA-256 over a domain, the manifest's digest, and all weights in flat order, little-endian.
+
+    Not the fingerprint, which is quick and finds accidents: weights come from strangers, and this finds forgeries.
+
+    >>> import numpy as np
+    >>> base_digest(Parameters({"w": np.zeros(3, dtype=np.float32)}))[:16]
+    'd362e77ce404ef36'
+    """
+    digest = hashlib.sha256(BASE_DOMAIN + bytes.fromhex(parameters.manifest.digest))
+    for _, flat in parameters:
+        array = host(flat if is_numpy(flat) else flat.cpu())
+        digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
+    return digest.hexdigest()
+
+
+def _canonical(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _fields(data: bytes) -> dict[str, Any]:
+    try:
+        loaded = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidIdentity(f"the identity is not JSON: {error}") from None
+    if not isinstance(loaded, dict) or "protocol" not in loaded:
+        raise InvalidIdentity("the identity names no protocol")
+    fields = cast("dict[str, Any]", loaded)
+    if fields["protocol"] != PROTOCOL:
+        raise InvalidIdentity(f"protocol = {fields['protocol']!r}: this version of cyber0 speaks protocol {PROTOCOL}")
+    if not isinstance(fields.get("keep_votes", True), bool):
+        raise InvalidIdentity(f"keep_votes = {fields['keep_votes']!r} must be true or false")
+    for field in (*FIELDS, *fields):
+        if field not in FIELDS or field not in fields:
+            problem = "is missing" if field in FIELDS else "is unknown"
+            raise InvalidIdentity(f"the identity's field {field!r} {problem}: it has {', '.join(FIELDS)}")
+    return fields
+
+
+def _check_digest(field: str, digest: Any) -> None:
+    if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise InvalidIdentity(f"{field} = {digest!r} must be the 64 hexadecimal digits of a SHA-256")
+
+
+def _layout(layout: Sequence[Any]) -> Manifest:
+    entries: list[Entry] = []
+    start = 0
+    for name, shape, dtype in layout:
+        sound = isinstance(name, str) and all(isinstance(n, int) and n > 0 for n in shape)
+        if not sound or dtype not in ("float32", "bfloat16"):
+            raise InvalidIdentity(f"layout: [{name!r}, {shape!r}, {dtype!r}] describes no tensor that can be trained")
+        entries.append(Entry(name, tuple(shape), dtype, start))
+        start += entries[-1].size
+    if not entries or len({entry.name for entry in entries}) < len(entries):
+        raise InvalidIdentity("layout: it must name at least one tensor, and none twice")
+    return Manifest(tuple(entries))
+
+
+def _check_roster(roster: Sequence[Any], clients: int) -> None:
+    if not all(isinstance(name, str) and name for name in roster):
+        raise InvalidIdentity(f"roster = {list(roster)!r}: a client's name is text, and not empty")
+    if len(set(roster)) < len(roster):
+        twice = next(name for name in roster if list(roster).count(name) > 1)
+        raise InvalidIdentity(f"roster: {twice!r} is named twice")
+    if len(roster) != clients:
+        raise InvalidIdentity(f"roster names {len(roster)} clients, but clients = {clients}")

@@ -1,0 +1,276 @@
+"""What a run leaves behind: its identity, then every round with its votes, each chained to the one before.
+
+`Ledger` is the interface; `Memory` keeps one in memory, `cyber0.protocol.sqlite.File` on disk. Given the same
+decisions, both hold the same.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from cyber0.errors import InvalidLedger
+from cyber0.protocol.chain import Head, Seal, advance, commit_hashes, genesis
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.records import Ballot, Decision
+
+__all__ = ["History", "Ledger", "Memory", "Written"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A round as a ledger holds it: what was decided, and the two links it was chained with.
+
+    >>> Written(Decision(0, b"", ()), bytes(32), bytes(32)).decision.round
+    0
+    """
+
+    decision: Decision
+    commit: bytes
+    votes: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A run without its votes: all that is needed to rebuild its model, or to continue it.
+
+    `scalars` are those of all rounds, one after another; `votes` is the last link of the votes' chain, where known.
+
+    >>> import numpy as np
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.parameters import Parameters
+    >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
+    >>> identity = Identity.of(RunConfig(clients=1, byzantine=0, directions=2), ["ann"], zeros)
+    >>> history = History(identity, scalars=bytes(3 * 8))
+    >>> history.rounds, history.head.rounds
+    (3, 3)
+    """
+
+    identity: Identity
+    scalars: bytes
+    votes: bytes | None = None
+    seal: Seal | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are."""
+        return len(self.scalars) // (4 * self.identity.plan.scalars)
+
+    @property
+    def links(self) -> list[bytes]:
+        """The commits' chain, a link for each round."""
+        return commit_hashes(self.identity.digest, self.scalars, 4 * self.identity.plan.scalars)
+
+    @property
+    def head(self) -> Head:
+        """Where it ends."""
+        return replace(genesis(self.identity.digest), votes=self.votes) if self.rounds == 0 else self._last
+
+    @property
+    def _last(self) -> Head:
+        return Head(self.rounds, self.links[-1], self.votes)
+
+
+class Ledger(Protocol):
+    """The interface of a ledger. An appended round is there to stay when `append` returns."""
+
+    @property
+    def identity(self) -> Identity:
+        """The run's identity; an error where none has been founded."""
+        ...
+
+    @property
+    def founded(self) -> bool:
+        """Whether there is an identity."""
+        ...
+
+    @property
+    def imported(self) -> int:
+        """How many rounds came without their votes."""
+        ...
+
+    @property
+    def head(self) -> Head:
+        """Where it ends."""
+        ...
+
+    def found(self, identity: Identity) -> None:
+        """Begin a run; a ledger holds one."""
+        ...
+
+    def adopt(self, history: History) -> None:
+        """Begin with a run that has been played elsewhere, without its votes."""
+        ...
+
+    def append(self, decision: Decision) -> Head:
+        """Write the next round, durably; any other round is refused."""
+        ...
+
+    def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
+        """Rounds start .. stop."""
+        ...
+
+    def written(self, start: int = 0, stop: int | None = None) -> Iterator[Written]:
+        """The same with their links, as they were written: they may not fit."""
+        ...
+
+    def commits(self, start: int = 0, stop: int | None = None) -> bytes:
+        """The scalars of rounds start .. stop, one after another."""
+        ...
+
+    def link(self, rounds: int) -> Head:
+        """The head it had after so many rounds."""
+        ...
+
+    def seal(self, seal: Seal) -> None:
+        """Write what the federator says about a head; another one on the same head replaces it."""
+        ...
+
+    @property
+    def seals(self) -> list[Seal]:
+        """The seals, by rounds."""
+        ...
+
+    def faults(self) -> list[tuple[int, str]]:
+        """Rounds whose rows are not as they are written here, and why: a ledger that nobody touched has none."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def kept(identity: Identity, head: Head, decision: Decision) -> Decision:
+    """The decision as it is to be written; one that is not the next, or does not fit the run, is refused."""
+    if decision.round != head.rounds:
+        raise InvalidLedger(f"round {decision.round} cannot be appended: the next one is {head.rounds}")
+    if head.votes is None:
+        raise InvalidLedger("this run was imported without the last hash of its votes: it cannot be continued")
+    if len(decision.scalars) != 4 * identity.plan.scalars:
+        raise InvalidLedger(
+            f"round {decision.round} has {len(decision.scalars)} bytes of scalars, not {4 * identity.plan.scalars}"
+        )
+    if identity.keep_votes:
+        return decision
+    return replace(decision, ballots=tuple(map(Ballot.without_values, decision.ballots)))
+
+
+def check_seal(seal: Seal, head: Head) -> None:
+    """Refuse a seal on another head."""
+    if seal.commit != head.commit or head.votes not in (None, seal.votes):
+        raise InvalidLedger(f"a seal on round {seal.rounds} does not fit the ledger")
+
+
+class Memory:
+    """A ledger that goes with the process.
+
+    >>> import numpy as np
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.parameters import Parameters
+    >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
+    >>> ledger = Memory()
+    >>> ledger.found(Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros))
+    >>> ledger.append(Decision(0, bytes(4), ())).rounds
+    1
+    """
+
+    def __init__(self) -> None:
+        self._identity: Identity | None = None
+        self._imported = 0
+        self._written: list[Written] = []
+        self._seals: dict[int, Seal] = {}
+
+    @property
+    def identity(self) -> Identity:
+        """As in `Ledger`."""
+        if self._identity is None:
+            raise InvalidLedger("the ledger holds no run yet")
+        return self._identity
+
+    @property
+    def founded(self) -> bool:
+        """As in `Ledger`."""
+        return self._identity is not None
+
+    @property
+    def imported(self) -> int:
+        """As in `Ledger`."""
+        return self._imported
+
+    @property
+    def head(self) -> Head:
+        """As in `Ledger`."""
+        return self.link(len(self._written))
+
+    def found(self, identity: Identity) -> None:
+        """As in `Ledger`."""
+        if self._identity is not None:
+            raise InvalidLedger("the ledger holds a run already")
+        self._identity = identity
+
+    def adopt(self, history: History) -> None:
+        """As in `Ledger`."""
+        self.found(history.identity)
+        self._written.extend(imported_rounds(history))
+        self._imported = history.rounds
+        if history.seal is not None:
+            self._seals[history.seal.rounds] = history.seal
+
+    def append(self, decision: Decision) -> Head:
+        """As in `Ledger`."""
+        decision = kept(self.identity, self.head, decision)
+        head = advance(self.head, decision)
+        self._written.append(Written(decision, head.commit, head.votes))
+        return head
+
+    def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
+        """As in `Ledger`."""
+        return (written.decision for written in self.written(start, stop))
+
+    def written(self, start: int = 0, stop: int | None = None) -> Iterator[Written]:
+        """As in `Ledger`."""
+        return iter(self._written[start:stop])
+
+    def commits(self, start: int = 0, stop: int | None = None) -> bytes:
+        """As in `Ledger`."""
+        return b"".join(decision.scalars for decision in self.decisions(start, stop))
+
+    def link(self, rounds: int) -> Head:
+        """As in `Ledger`."""
+        if not 0 <= rounds <= len(self._written):
+            raise InvalidLedger(f"round {rounds}: the ledger has {len(self._written)} rounds")
+        if rounds == 0:
+            return genesis(self.identity.digest)
+        last = self._written[rounds - 1]
+        return Head(rounds, last.commit, last.votes)
+
+    def seal(self, seal: Seal) -> None:
+        """As in `Ledger`."""
+        check_seal(seal, self.link(seal.rounds))
+        self._seals[seal.rounds] = seal
+
+    @property
+    def seals(self) -> list[Seal]:
+        """As in `Ledger`."""
+        return [self._seals[rounds] for rounds in sorted(self._seals)]
+
+    def faults(self) -> list[tuple[int, str]]:
+        """As in `Ledger`."""
+        return []
+
+    def close(self) -> None:
+        """As in `Ledger`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def imported_rounds(history: History) -> Iterator[Written]:
+    """The rounds of a history, as a ledger writes them; only the last has a link of votes."""
+    width, last = 4 * history.identity.plan.scalars, history.rounds - 1
+    for round, link in enumerate(history.links):  # noqa: A001
+        decision = Decision(round, history.scalars[round * width : (round + 1) * width], ())
+        yield Written(decision, link, history.votes if round == last else None)

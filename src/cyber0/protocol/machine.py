@@ -1,0 +1,198 @@
+"""The round machine: `step(state, event)` gives the next state and what to do about it. No clock, no I/O, no model.
+
+A round is decided as soon as everybody it waits for has voted and a quorum is in. It waits for the invited clients
+that are present and keep up; at the deadline it stops waiting for those that have not voted. With too few votes by
+then the deadline is extended, and the votes that were admitted stand. The commit of a round opens the next one.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cyber0.errors import InvalidAggregation, InvalidCommit
+from cyber0.protocol.admission import Votes, admit, differing, hold_late, set_apart
+from cyber0.protocol.arrival import DIVERGED, arrive, farewell, leave
+from cyber0.protocol.decide import decide
+from cyber0.protocol.events import (
+    Alarm,
+    Arrived,
+    Deadline,
+    Effect,
+    Evaluated,
+    Event,
+    Left,
+    Link,
+    Notice,
+    Received,
+    Record,
+    Send,
+)
+from cyber0.protocol.messages import Committed, Evaluation, Rejection, RoundOpen, Vote
+from cyber0.protocol.records import Ballot, Decision, to_wire
+from cyber0.protocol.state import Founded, Outcome, State, begin, resume
+
+__all__ = ["Founded", "State", "begin", "resume", "step"]
+
+
+def step(state: State, event: Event) -> Outcome:
+    """What an event makes of a state, and the effects, to be executed in order.
+
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.protocol.messages import Hello
+    >>> from cyber0.protocol.terms import Terms
+    >>> alice = Link("alice")
+    >>> state = begin(Terms(("alice",), 0, RunConfig(directions=1).plan, "mean", rounds=400))
+    >>> state, _ = step(state, Arrived(alice, Hello("alice", bytes(32), bytes(32))))
+    >>> state, effects = step(state, Received(alice, Vote(0, bytes(4))))
+    >>> [type(effect).__name__ for effect in effects], state.round
+    (['Record', 'Send', 'Alarm'], 1)
+    """
+    match event:
+        case Arrived():
+            state, effects = arrive(state, event)
+        case Left(link):
+            state, effects = leave(state, link), []
+        case Received(link, message):
+            state, effects = _receive(state, link, message)
+        case Deadline(number, extension):
+            if (number, extension) != (state.round, state.extension):
+                return state, []  # that round is decided
+            return _close(state)
+    return _settle(state, effects)
+
+
+def _receive(state: State, link: Link, message: Vote | Evaluation) -> Outcome:
+    if state.founded is None or not state.is_link(link):
+        return state, []
+    if isinstance(message, Evaluation):
+        evaluates = state.present[link.client].hello.evaluates
+        return state, [Evaluated(link.client, message)] if evaluates else []
+    if message.round < state.round:
+        return _late(state, link, message)
+    if reason := _unheard(state, link.client, message):
+        return state, [Send(link, Rejection(message.round, "rejected", reason, replay=reason == DIVERGED))]
+    return _vote(state, link, message)
+
+
+def _unheard(state: State, client: str, vote: Vote) -> str:
+    if vote.round > state.round or state.is_finished:
+        return f"round {vote.round} is not open: {state.round} rounds are decided"
+    if client not in state.terms.voters(vote.round):
+        return f"it is not invited to round {vote.round}"
+    return DIVERGED if client in state.diverged else ""
+
+
+def _vote(state: State, link: Link, vote: Vote) -> Outcome:
+    client = link.client
+    votes = admit(state.votes, client, vote, state.terms.vote_bytes)
+    state, before = replace(state, votes=votes, awaited=state.awaited | {client}), state.votes
+    if client in votes.out and client not in before.out:
+        return state, _tell(link, vote.round, votes.ballots(client)[-1])
+    return state, []
+
+
+def _late(state: State, link: Link, vote: Vote) -> Outcome:
+    """No offence. It shows that a client keeps up, so that the open round waits for it."""
+    client, last = link.client, state.round - 1
+    if vote.round < last or client in state.diverged or client not in state.terms.voters(last):
+        return state, []
+    state, voted = replace(state, awaited=state.awaited | {client}, voted=state.voted | {client}), state.voted
+    if client in voted or len(vote.scalars) != state.terms.vote_bytes:
+        return state, []
+    votes = hold_late(state.votes, client, vote)
+    return replace(state, votes=votes), _tell(link, last, votes.late[client])
+
+
+def _tell(link: Link, number: int, ballot: Ballot) -> list[Effect]:
+    text = f"round {number}: the vote of {link.client} does not count ({ballot.verdict}: {ballot.reason})"
+    return [Send(link, Rejection(number, ballot.verdict, ballot.reason, ballot.reason == DIVERGED)), Notice(text)]
+
+
+def _close(state: State) -> Outcome:
+    """At the deadline: go on without those who have not voted, or extend it."""
+    laggards = _waited_for(state)
+    missed = {**state.missed, **{client: state.missed.get(client, 0) + 1 for client in laggards}}
+    alone = replace(state, awaited=state.awaited - laggards, missed=missed, gathering=False, tried=frozenset())
+    settled, effects = _settle(alone, [])
+    return (settled, effects) if settled.round > state.round else _extend(settled, effects)
+
+
+def _waited_for(state: State) -> frozenset[str]:
+    """Whose votes are missing. After m missed deadlines a client holds up one round in 2**m: no liar can stall all."""
+    excused = {client for client, times in state.missed.items() if state.round % 2**times}
+    missing = state.awaited - state.votes.counted.keys() - state.votes.out - excused
+    return missing.intersection(state.terms.voters(state.round)) if missing else missing
+
+
+def _extend(state: State, effects: list[Effect]) -> Outcome:
+    terms, extension = state.terms, (state.extension or 0) + 1
+    missing = set(terms.voters(state.round)) - state.votes.counted.keys() - state.votes.out
+    effects += [Send(event.link, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
+    have = f"{len(state.votes.counted)} votes of at least {terms.quorum}"
+    effects.append(Notice(f"round {state.round}: {have} at the deadline, which is extended"))
+    effects.append(Alarm(state.round, extension, terms.seconds(extension)))
+    return replace(state, extension=extension), effects
+
+
+def _settle(state: State, effects: list[Effect]) -> Outcome:
+    """Decide the open round if it can be."""
+    if not _is_complete(state):
+        return state, effects
+    state, found = _compare(state)
+    effects += found
+    if not _is_complete(state):
+        return state, effects
+    try:
+        decision = _decision(state)
+    except (InvalidAggregation, InvalidCommit) as error:
+        tried = frozenset(state.votes.counted)
+        return replace(state, tried=tried), [*effects, Notice(f"round {state.round} cannot be decided: {error}")]
+    return _commit(state, decision, effects)
+
+
+def _is_complete(state: State) -> bool:
+    """Whether a quorum is in, and the vote of everybody the round waits for."""
+    counted = state.votes.counted
+    if len(counted) < state.terms.quorum or state.gathering or state.is_finished:
+        return False
+    if state.tried and state.tried == frozenset(counted):
+        return False
+    return not _waited_for(state)
+
+
+def _compare(state: State) -> Outcome:
+    """Set apart the votes of clients whose weights differ from a majority's."""
+    apart = frozenset[str]()
+    if state.round % state.terms.fingerprint_every == 0:
+        apart = differing(state.votes.fingerprints)
+    if apart is None:
+        return state, [Notice(f"round {state.round}: the clients' weights differ, and no majority agrees")]
+    effects: list[Effect] = []
+    for client in sorted(apart):
+        votes = set_apart(state.votes, client, DIVERGED)
+        state = replace(state, votes=votes, diverged=state.diverged | {client}, awaited=state.awaited - {client})
+        if client in state.present:
+            effects += _tell(state.present[client].link, state.round, votes.ballots(client)[-1])
+    return state, effects
+
+
+def _decision(state: State) -> Decision:
+    """What the rule makes of the votes, in roster order: the order of arrival cannot matter."""
+    terms, counted = state.terms, state.votes.counted
+    values = b"".join(counted[name].values or b"" for name in terms.roster if name in counted)
+    votes = np.frombuffer(values, dtype="<f4").reshape(len(counted), terms.plan.rows, -1).swapaxes(0, 1)
+    scalars = decide(terms.aggregate, votes, terms.byzantine)
+    terms.plan.commit(state.round, scalars)  # refuses what no model could apply
+    ballots = (ballot for name in terms.roster for ballot in state.votes.ballots(name))
+    return Decision(state.round, to_wire(scalars), tuple(ballots))
+
+
+def _commit(state: State, decision: Decision, effects: list[Effect]) -> Outcome:
+    commit, links = Committed(decision.round, decision.scalars), [event.link for event in state.present.values()]
+    effects += [Record(decision), *(Send(link, commit) for link in links)]
+    voted = frozenset(state.votes.counted) | frozenset(state.votes.judged)
+    state = replace(state, round=state.round + 1, votes=Votes(), voted=voted, extension=0, tried=frozenset())
+    if state.is_finished:
+        bye = farewell(state)
+        return replace(state, extension=None), [*effects, *(Send(link, bye) for link in links), Notice(bye.reason)]
+    return state, [*effects, Alarm(state.round, 0, state.terms.seconds(0))]

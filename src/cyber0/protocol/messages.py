@@ -1,0 +1,159 @@
+"""The messages of a federation, as plain data; `cyber0.protocol.codec` makes bytes of them.
+
+A client opens one stream and says `Hello`. The federator answers `Welcome`, sends the commits the client lacks in
+`CatchUp`s, then `RoundOpen`; from there on a `Vote` goes up and a `Committed` comes down, which opens the next round.
+"""
+
+from dataclasses import dataclass
+
+from cyber0.protocol.records import Verdict
+
+__all__ = [
+    "VERSION",
+    "Bye",
+    "CatchUp",
+    "Committed",
+    "Evaluation",
+    "FromClient",
+    "FromFederator",
+    "Hello",
+    "Rejection",
+    "RoundOpen",
+    "Vote",
+    "Welcome",
+]
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A client presents itself: its model, how many commits it holds, and what it knows of the run.
+
+    `manifest` and `base` are the SHA-256 digests of the model's layout and of its initial weights; `head` is the last
+    hash of the chain of commits it holds and `run` the digest of the run's identity, both empty where it knows none.
+    `replayed` answers a `replay`.
+
+    >>> Hello("alice", manifest=bytes(32), base=bytes(32)).commits
+    0
+    """
+
+    name: str
+    manifest: bytes
+    base: bytes
+    commits: int = 0
+    head: bytes = b""
+    run: bytes = b""
+    evaluates: bool = False
+    replayed: bool = False
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A client's scalars of a round as they travel; in some rounds with a fingerprint of the weights before it.
+
+    >>> Vote(0, bytes(4)).fingerprint is None
+    True
+    """
+
+    round: int
+    scalars: bytes
+    fingerprint: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How good a client finds the model before a round, on samples of its own. A NaN loss is sent as infinite.
+
+    >>> Evaluation(100, accuracy=0.5, loss=0.7, samples=1000).accuracy
+    0.5
+    """
+
+    round: int
+    accuracy: float
+    loss: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The run's identity in canonical bytes, and the round that is open.
+
+    >>> Welcome(b"...", round=7).round
+    7
+    """
+
+    identity: bytes
+    round: int
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpen:
+    """The federator waits for votes: at the start, after a catch-up, and when a deadline is extended.
+
+    >>> RoundOpen(7)
+    RoundOpen(round=7)
+    """
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What was decided in a round; the next one is open.
+
+    >>> Committed(7, bytes(4)).round
+    7
+    """
+
+    round: int
+    scalars: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Scalars of consecutive commits, one after the other, from round `first` on.
+
+    >>> CatchUp(0, bytes(8)).first
+    0
+    """
+
+    first: int
+    scalars: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A vote was not counted: the verdict, and the reason in words. `replay` is as in `Bye`.
+
+    >>> Rejection(7, "late", "round 7 is decided").verdict
+    'late'
+    """
+
+    round: int
+    verdict: Verdict
+    reason: str
+    replay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The federator's last word: the run is finished, or the client is refused for good, or may come again.
+
+    `replay` says that the client's weights are wrong: it is heard again once it has forgotten its vote for the open
+    round, built the weights anew from the base model and the commits, and said Hello with `replayed`.
+
+    >>> Bye("all 400 rounds are decided", finished=True, final=True).final
+    True
+    """
+
+    reason: str
+    finished: bool = False
+    final: bool = False
+    replay: bool = False
+
+
+FromClient = Hello | Vote | Evaluation
+FromFederator = Welcome | RoundOpen | Committed | CatchUp | Rejection | Bye

@@ -1,0 +1,288 @@
+"""The ledger on disk: one SQLite file, which one federator writes and anybody reads meanwhile."""
+
+import sqlite3
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cyber0.errors import InvalidLedger
+from cyber0.protocol.chain import Head, Seal, advance, genesis
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.ledger import History, Written, check_seal, imported_rounds, kept
+from cyber0.protocol.records import Ballot, Decision
+from cyber0.protocol.storage import connected, leave_wal, locked, sync_folder
+
+__all__ = ["File"]
+
+MAGIC, SCHEMA = 0x43594230, 1  # "CYB0"
+TABLES = """
+CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB NOT NULL, imported INTEGER NOT NULL);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, scalars BLOB NOT NULL, commit_hash BLOB NOT NULL, votes_hash BLOB);
+CREATE TABLE ballots (
+    round INTEGER NOT NULL, place INTEGER NOT NULL, client TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL,
+    vote BLOB, digest BLOB, PRIMARY KEY (round, place)
+) WITHOUT ROWID;
+CREATE TABLE seals (
+    rounds INTEGER PRIMARY KEY, commit_hash BLOB NOT NULL, votes_hash BLOB NOT NULL, fingerprint BLOB, signature BLOB
+);
+"""
+FAULTS = {
+    "has ballots, but was not decided": (
+        "SELECT DISTINCT round FROM ballots WHERE round NOT IN (SELECT round FROM rounds)"
+    ),
+    "has ballots that are not numbered 0, 1, ...": (
+        "SELECT round FROM ballots GROUP BY round HAVING min(place) != 0 OR max(place) != count(*) - 1"
+    ),
+    "has a ballot with a vote and a digest beside it": (
+        "SELECT DISTINCT round FROM ballots WHERE vote IS NOT NULL AND digest IS NOT NULL"
+    ),
+}
+PAGE = 256  # rounds that are read at a time
+
+
+class File:
+    """A ledger in a file. One process at a time opens it to write; with `read_only=True` nothing is changed.
+
+    >>> import numpy as np
+    >>> from tempfile import mkdtemp
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.parameters import Parameters
+    >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
+    >>> path = Path(mkdtemp()) / "run.ledger"
+    >>> with File(path) as ledger:
+    ...     ledger.found(Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros))
+    ...     head = ledger.append(Decision(0, bytes(4), (Ballot.of("ann", "counted", bytes(4)),)))
+    >>> with File(path, read_only=True) as ledger:
+    ...     ledger.head == head, [ballot.client for ballot in next(ledger.decisions()).ballots]
+    (True, ['ann'])
+    """
+
+    def __init__(self, path: Path | str, *, read_only: bool = False, synchronous: str = "FULL") -> None:
+        self.path = Path(path)
+        self._lock: Any = None
+        self._identity: Identity | None = None
+        self._head: Head | None = None
+        self._connection: Any = connected(self.path, read_only=read_only)
+        try:
+            self._check_schema()
+            if not read_only:
+                self._lock = locked(self.path)
+                for setting in ("journal_mode = WAL", f"synchronous = {synchronous}"):
+                    self._connection.execute(f"PRAGMA {setting}")
+        except sqlite3.Error as error:
+            self.close()
+            raise InvalidLedger(f"{self.path} cannot be written: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_schema(self) -> None:
+        (magic,), (schema,) = (self._all(f"PRAGMA {name}")[0] for name in ("application_id", "user_version"))
+        if magic == 0 and not self._all("SELECT name FROM sqlite_master"):
+            return  # a file that was made, and nothing written yet
+        if magic != MAGIC:
+            raise InvalidLedger(f"{self.path} is a database, but not a ledger")
+        if schema != SCHEMA:
+            raise InvalidLedger(f"{self.path} is a ledger of version {schema}: this cyber0 knows version {SCHEMA}")
+
+    @property
+    def identity(self) -> Identity:
+        """As in `Ledger`."""
+        if self._identity is None:
+            if not self.founded:
+                raise InvalidLedger(f"{self.path} holds no run yet")
+            self._identity = Identity.from_bytes(self._all("SELECT identity FROM run")[0][0])
+        return self._identity
+
+    @property
+    def founded(self) -> bool:
+        """As in `Ledger`."""
+        return bool(self._all("SELECT 1 FROM sqlite_master WHERE name = 'run'") and self._all("SELECT 1 FROM run"))
+
+    @property
+    def imported(self) -> int:
+        """As in `Ledger`."""
+        imported = self._all("SELECT imported FROM run")[0][0]
+        if not isinstance(imported, int):
+            raise InvalidLedger(f"{self.path} is damaged: imported = {imported!r} is no number of rounds")
+        return imported
+
+    @property
+    def head(self) -> Head:
+        """As in `Ledger`."""
+        if self._head is not None:  # only this process writes
+            return self._head
+        return self.link(self._stop(None))
+
+    def found(self, identity: Identity) -> None:
+        """As in `Ledger`."""
+        self._begin(History(identity, b"", identity.digest), imported=0)
+
+    def adopt(self, history: History) -> None:
+        """As in `Ledger`."""
+        self._begin(history, imported=history.rounds)
+
+    def _begin(self, history: History, imported: int) -> None:
+        if self.founded:
+            raise InvalidLedger(f"{self.path} holds a run already")
+        with self._writing():
+            for statement in TABLES.split(";")[:-1]:
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA application_id = {MAGIC}")
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            self._connection.execute("INSERT INTO run VALUES (0, ?, ?)", (history.identity.to_bytes(), imported))
+            for written in imported_rounds(history):
+                self._insert(written)
+            if history.seal is not None:
+                self._insert_seal(history.seal)
+        sync_folder(self.path)
+
+    def append(self, decision: Decision) -> Head:
+        """As in `Ledger`."""
+        return self.append_all([decision])
+
+    def append_all(self, decisions: Iterable[Decision]) -> Head:
+        """Write the next rounds in one transaction: after a crash, all of them are there or none."""
+        head = self.head
+        with self._writing():
+            for decision in decisions:
+                decided = kept(self.identity, head, decision)
+                head = advance(head, decided)
+                self._insert(Written(decided, head.commit, head.votes))
+        self._head = head
+        return head
+
+    def _insert(self, written: Written) -> None:
+        decision = written.decision
+        row = (decision.round, decision.scalars, written.commit, written.votes)
+        self._connection.execute("INSERT INTO rounds VALUES (?, ?, ?, ?)", row)
+        rows = [
+            (decision.round, place, b.client, b.verdict, b.reason, b.values, b.digest if b.values is None else None)
+            for place, b in enumerate(decision.ballots)
+        ]
+        self._connection.executemany("INSERT INTO ballots VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
+        """As in `Ledger`."""
+        return (written.decision for written in self.written(start, stop))
+
+    def written(self, start: int = 0, stop: int | None = None) -> Iterator[Written]:
+        """As in `Ledger`."""
+        stop = self._stop(stop)
+        select = "SELECT * FROM rounds WHERE round >= ? AND round < ? ORDER BY round LIMIT ?"
+        while rounds := self._all(select, (start, stop, PAGE)):
+            between = (rounds[0][0], rounds[-1][0])
+            rows = self._all("SELECT * FROM ballots WHERE round BETWEEN ? AND ? ORDER BY round, place", between)
+            ballots = {number: tuple(map(_ballot, group)) for number, group in groupby(rows, itemgetter(0))}
+            for number, scalars, commit, votes in rounds:
+                yield Written(Decision(number, _bytes(scalars), ballots.get(number, ())), commit, votes)
+            start = rounds[-1][0] + 1
+
+    def commits(self, start: int = 0, stop: int | None = None) -> bytes:
+        """As in `Ledger`."""
+        between = (start, self._stop(stop) - 1)
+        rows = self._all("SELECT scalars FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round", between)
+        return b"".join(row[0] for row in rows)
+
+    def link(self, rounds: int) -> Head:
+        """As in `Ledger`."""
+        if rounds == 0:
+            return genesis(self.identity.digest)
+        found = self._all("SELECT commit_hash, votes_hash FROM rounds WHERE round = ?", (rounds - 1,))
+        if not found:
+            raise InvalidLedger(f"{self.path} does not have round {rounds - 1}")
+        return Head(rounds, *found[0])
+
+    def seal(self, seal: Seal) -> None:
+        """As in `Ledger`."""
+        check_seal(seal, self.link(seal.rounds))
+        with self._writing():
+            self._insert_seal(seal)
+
+    def _insert_seal(self, seal: Seal) -> None:
+        reported = None if seal.fingerprint is None else seal.fingerprint.to_bytes(8, "little")
+        row = (seal.rounds, seal.commit, seal.votes, reported, seal.signature)
+        self._connection.execute("INSERT OR REPLACE INTO seals VALUES (?, ?, ?, ?, ?)", row)
+
+    @property
+    def seals(self) -> list[Seal]:
+        """As in `Ledger`."""
+        return [self._seal(*row) for row in self._all("SELECT * FROM seals ORDER BY rounds")]
+
+    def _seal(self, rounds: int, commit: Any, votes: Any, mark: Any, signature: Any) -> Seal:
+        blobs = isinstance(commit, bytes) and isinstance(votes, bytes) and isinstance(signature, bytes | None)
+        if not blobs or not (mark is None or (isinstance(mark, bytes) and len(mark) == 8)):
+            raise InvalidLedger(f"{self.path} is damaged: the seal on {rounds} rounds is none")
+        return Seal(rounds, commit, votes, None if mark is None else int.from_bytes(mark, "little"), signature)
+
+    def faults(self) -> list[tuple[int, str]]:
+        """As in `Ledger`."""
+        found = [(row[0], problem) for problem, query in FAULTS.items() for row in self._all(query)]
+        return sorted((number if isinstance(number, int) else -1, problem) for number, problem in found)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many ballots of each verdict each client has."""
+        counts: dict[str, dict[str, int]] = {name: {} for name in self.identity.roster}
+        for client, verdict, number in self._all(
+            "SELECT client, verdict, count(*) FROM ballots GROUP BY client, verdict ORDER BY client, verdict"
+        ):
+            counts.setdefault(client, {})[verdict] = number
+        return counts
+
+    def close(self) -> None:
+        """Close the file, and leave no other beside it but the lock's."""
+        if self._lock is not None:
+            leave_wal(self._connection)
+            self._connection.close()
+            self._lock.close()
+        self._connection.close()
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _stop(self, stop: int | None) -> int:
+        if stop is not None:
+            return stop
+        ((last,),) = self._all("SELECT max(round) FROM rounds") if self.founded else [(None,)]
+        return 0 if last is None else last + 1
+
+    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise InvalidLedger(f"{self.path} is damaged or in use: {error}") from None
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        """One transaction, on disk when it ends."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise InvalidLedger(f"{self.path} cannot be written: {error}") from None
+
+
+def _ballot(row: tuple[Any, ...]) -> Ballot:
+    """A ballot as it was written; whatever else stands in its place still makes one, which fits no chain."""
+    _, _, client, verdict, reason, vote, digest = row
+    if vote is not None:
+        return Ballot.of(str(client), verdict, _bytes(vote), str(reason))
+    return Ballot(str(client), verdict, None, _bytes(digest), str(reason))
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else repr(value).encode()

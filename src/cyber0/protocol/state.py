@@ -1,0 +1,85 @@
+"""What a federator knows between two events; all that must outlive it is in its ledger."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cyber0.protocol.admission import Votes
+from cyber0.protocol.events import Arrived, Effect, Link
+from cyber0.protocol.terms import Terms
+
+__all__ = ["Founded", "Outcome", "State", "begin", "resume"]
+
+
+@dataclass(frozen=True, slots=True)
+class Founded:
+    """The model that a run was founded on: its manifest's digest, its base's, and the run's identity.
+
+    >>> Founded(bytes(32), bytes(32), b"...").digest.hex()[:8]
+    'ab5df625'
+    """
+
+    manifest: bytes
+    base: bytes
+    identity: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """The name of the run."""
+        return hashlib.sha256(self.identity).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of `cyber0.protocol.machine.step`.
+
+    >>> from cyber0.config import RunConfig
+    >>> State(Terms(("alice", "bob", "carol"), 1, RunConfig().plan, "cwtm", rounds=400)).is_finished
+    False
+    """
+
+    terms: Terms
+    round: int = 0  # the open one: as many are committed
+    founded: Founded | None = None
+    present: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # they are sent each commit
+    awaited: frozenset[str] = frozenset()  # those of them that keep up: a round waits for them
+    missed: Mapping[str, int] = field(default_factory=dict[str, int])  # how many deadlines a client let pass
+    diverged: frozenset[str] = frozenset()  # their weights are known to be wrong
+    votes: Votes = field(default_factory=Votes)  # for the open round
+    voted: frozenset[str] = frozenset()  # their votes for the last round are known
+    extension: int | None = None  # how often the open round's deadline was extended; None while it has none
+    gathering: bool = True  # after a start, until the whole roster was there or a deadline has passed
+    tried: frozenset[str] = frozenset()  # whose votes the rule could make no commit of
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rounds are committed."""
+        return self.round >= self.terms.rounds
+
+    def is_link(self, link: Link) -> bool:
+        """Whether this is the stream on which a client is present."""
+        return link.client in self.present and self.present[link.client].link == link
+
+
+Outcome = tuple[State, list[Effect]]
+
+
+def begin(terms: Terms) -> State:
+    """A federation before anybody has come.
+
+    >>> from cyber0.config import RunConfig
+    >>> begin(Terms(("alice", "bob", "carol"), 1, RunConfig().plan, "cwtm", rounds=400)).founded is None
+    True
+    """
+    return State(terms)
+
+
+def resume(terms: Terms, founded: Founded, commits: int) -> State:
+    """A federation as its ledger left it, with so many rounds committed.
+
+    >>> from cyber0.config import RunConfig
+    >>> terms = Terms(("alice", "bob", "carol"), 1, RunConfig().plan, "cwtm", rounds=400)
+    >>> resume(terms, Founded(bytes(32), bytes(32), b"..."), commits=7).round
+    7
+    """
+    return State(terms, commits, founded, voted=frozenset(terms.roster))

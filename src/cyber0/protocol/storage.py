@@ -1,0 +1,117 @@
+"""How a ledger's file is opened, locked and left behind."""
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from cyber0.errors import InvalidLedger
+
+__all__ = ["connected", "leave_wal", "locked", "sync_folder"]
+
+
+def connected(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """A connection to a database that can be read; to write, one that is not there is made.
+
+    >>> connected(Path("no/such/run.ledger"), read_only=True)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidLedger: there is no ledger no/such/run.ledger
+    """
+    _check_place(path, read_only=read_only)
+    modes = ["mode=ro", "mode=ro&immutable=1"] if read_only else ["mode=rwc"]
+    if _beside(path, "-wal").exists():
+        modes = modes[:1]  # what is in there counts: nothing but SQLite's own way will do
+    problem = ""
+    for mode in modes:
+        try:
+            return _connection(path, mode)
+        except sqlite3.Error as error:
+            problem = problem or str(error)
+    raise InvalidLedger(_sentence(path, problem))
+
+
+def _connection(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.resolve()))}?{mode}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_place(path: Path, *, read_only: bool) -> None:
+    if path.is_dir():
+        raise InvalidLedger(f"{path} is a folder, not a ledger")
+    if read_only and not path.exists():
+        raise InvalidLedger(f"there is no ledger {path}")
+    if not read_only and not path.parent.is_dir():
+        raise InvalidLedger(f"there is no folder {path.parent} to write a ledger to")
+    if not read_only and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidLedger(f"{path} is read-only: a federator must be able to write it")
+
+
+def _sentence(path: Path, problem: str) -> str:
+    if "not a database" in problem:
+        return f"{path} is not a ledger"
+    if "readonly" in problem or "unable to open" in problem:
+        return f"{path} was left open by a federator, in a folder that is read-only here: copy it with its -wal file"
+    return f"{path} cannot be opened: {problem}"
+
+
+def locked(path: Path) -> Any:
+    """A file beside the ledger, locked for this process: the lock goes with the process, however it ends.
+
+    Not the ledger itself: closing a file would drop the locks that SQLite holds on it.
+
+    >>> from tempfile import mkdtemp
+    >>> locked(Path(mkdtemp()) / "run.ledger").close()
+    """
+    try:
+        file = _beside(path, "-lock").open("w")
+    except OSError as error:
+        raise InvalidLedger(f"{path} cannot be locked, in {path.resolve().parent}: {error.strerror}") from None
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # no such locks on this system
+        pass
+    except BlockingIOError:
+        file.close()
+        raise InvalidLedger(f"{path} is in use by another federator that has not ended") from None
+    except OSError:  # no locks on this file system
+        pass
+    return file
+
+
+def leave_wal(connection: sqlite3.Connection) -> None:
+    """Put everything into the one file, so that reading it needs no other beside it; not while somebody reads.
+
+    >>> leave_wal(sqlite3.connect(":memory:"))
+    """
+    try:
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("PRAGMA journal_mode = DELETE").fetchone()
+    except sqlite3.Error:
+        pass
+
+
+def sync_folder(path: Path) -> None:
+    """Make a new file's name as durable as its content.
+
+    >>> sync_folder(Path("run.ledger"))
+    """
+    if os.name == "posix":
+        folder = os.open(path.resolve().parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    path = path.resolve()  # so that two names of one file share a lock
+    return path.with_name(path.name + suffix)

@@ -1,0 +1,132 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ToFederator(_message.Message):
+    __slots__ = ("hello", "vote", "evaluation")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    VOTE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    vote: Vote
+    evaluation: Evaluation
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ...) -> None: ...
+
+class ToClient(_message.Message):
+    __slots__ = ("welcome", "round_open", "committed", "catch_up", "rejection", "bye")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ROUND_OPEN_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    round_open: RoundOpen
+    committed: Committed
+    catch_up: CatchUp
+    rejection: Rejection
+    bye: Bye
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., round_open: _Optional[_Union[RoundOpen, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EVALUATES_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    name: str
+    manifest: bytes
+    base: bytes
+    commits: int
+    head: bytes
+    run: bytes
+    evaluates: bool
+    replayed: bool
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ...) -> None: ...
+
+class Vote(_message.Message):
+    __slots__ = ("round", "scalars", "fingerprint")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    scalars: bytes
+    fingerprint: int
+    def __init__(self, round: _Optional[int] = ..., scalars: _Optional[bytes] = ..., fingerprint: _Optional[int] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("round", "accuracy", "loss", "samples")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    accuracy: float
+    loss: float
+    samples: int
+    def __init__(self, round: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("version", "identity", "round")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    identity: bytes
+    round: int
+    def __init__(self, version: _Optional[int] = ..., identity: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
+
+class RoundOpen(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("round", "scalars")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    scalars: bytes
+    def __init__(self, round: _Optional[int] = ..., scalars: _Optional[bytes] = ...) -> None: ...
+
+class CatchUp(_message.Message):
+    __slots__ = ("first", "scalars")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    scalars: bytes
+    def __init__(self, first: _Optional[int] = ..., scalars: _Optional[bytes] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("round", "verdict", "reason", "replay")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    verdict: str
+    reason: str
+    replay: bool
+    def __init__(self, round: _Optional[int] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., replay: _Optional[bool] = ...) -> None: ...
+
+class Bye(_message.Message):
+    __slots__ = ("reason", "finished", "final", "replay")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    finished: bool
+    final: bool
+    replay: bool
+    def __init__(self, reason: _Optional[str] = ..., finished: _Optional[bool] = ..., final: _Optional[bool] = ..., replay: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,152 @@
+"""Rebuilding a model: find the run, check that the base is its own, apply all commits."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cyber0.commit import Commit
+from cyber0.errors import InvalidConfig, InvalidLedger, InvalidParameters
+from cyber0.extras import require
+from cyber0.parameters import Manifest, Parameters
+from cyber0.protocol.export import history, is_export, read
+from cyber0.protocol.identity import Identity, base_digest
+from cyber0.protocol.ledger import Ledger, Memory
+from cyber0.protocol.records import from_wire
+from cyber0.protocol.sqlite import File
+from cyber0.replay.weights import Weights
+
+__all__ = ["base", "opened", "rebuild"]
+
+AT_ONCE = 2**17  # bytes of scalars from one sign of progress to the next
+
+
+@contextmanager
+def opened(path: Path) -> Generator[Ledger]:
+    """The run in a file, be it a ledger, read while a federator may write it, or an exported run.
+
+    >>> with opened(Path("no/such/run.ledger")) as ledger:
+    ...     pass
+    Traceback (most recent call last):
+    cyber0.errors.InvalidLedger: there is no ledger no/such/run.ledger
+    """
+    with _found(path) as ledger:
+        yield ledger
+
+
+def _found(path: Path) -> File | Memory:
+    try:
+        return File(path, read_only=True)
+    except InvalidLedger:
+        if not is_export(path):
+            raise
+    memory = Memory()
+    memory.adopt(read(path))
+    return memory
+
+
+def base(identity: Identity, path: Path | None) -> tuple[Weights, Parameters]:
+    """The weights a run starts from, out of a file, or built by its own task where there is none; checked.
+
+    The parameters share the weights' memory: what advances them changes what `Weights.write` writes.
+
+    >>> from tempfile import mkdtemp
+    >>> from cyber0.config import RunConfig
+    >>> path = Path(mkdtemp()) / "base.safetensors"
+    >>> Weights.of({"w": np.zeros(3, dtype=np.float32)}).write(path)
+    >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
+    >>> identity = Identity.of(RunConfig(clients=1, byzantine=0), ["ann"], zeros)
+    >>> base(identity, path)[1].fingerprint() == zeros.fingerprint()
+    True
+    """
+    weights = _built(identity) if path is None else Weights.read(path)
+    parameters = weights.parameters(_layout(identity, weights))
+    if (digest := base_digest(parameters)) != identity.base:
+        raise InvalidParameters(
+            f"this is not the base of the run: its weights have SHA-256 {digest}, the run began with {identity.base}"
+        )
+    return weights, parameters
+
+
+def rebuild(
+    ledger: Ledger,
+    parameters: Parameters,
+    rounds: int | None = None,
+    device: str = "cpu",
+    watch: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Advance base parameters (NumPy) by a ledger's first rounds, all unless said; returns their fingerprint.
+
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.protocol.records import Decision
+    >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
+    >>> ledger = Memory()
+    >>> ledger.found(Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros))
+    >>> head = ledger.append(Decision(0, np.ones(1, dtype="<f4").tobytes(), ()))
+    >>> hex(rebuild(ledger, zeros))
+    '0xaba0f08711114966'
+    """
+    there = _moved(parameters, device)
+    run = history(ledger, rounds)
+    if run.head.commit != ledger.link(run.rounds).commit:
+        raise InvalidLedger("the scalars of this ledger do not fit its chain: cyber0 verify names the round")
+    width = 4 * run.identity.plan.scalars
+    step = max(1, AT_ONCE // width)
+    for first in range(0, run.rounds, step):
+        last = min(first + step, run.rounds)
+        there.apply_all(_commits(run.identity, first, run.scalars[first * width : last * width]))
+        watch(last)
+    if there is not parameters:
+        for (_, here), (_, flat) in zip(parameters, there, strict=True):
+            here[:] = _host(flat)
+    return there.fingerprint()
+
+
+def _commits(identity: Identity, first: int, scalars: bytes) -> Iterator[Commit]:
+    plan = identity.plan
+    rounds = from_wire(scalars, plan.rows * (len(scalars) // (4 * plan.scalars)))
+    for index, rows in enumerate(rounds.reshape(-1, plan.rows, plan.directions)):
+        yield plan.commit(first + index, rows)
+
+
+def _layout(identity: Identity, weights: Weights) -> Manifest:
+    """The run's flat order: its own, or where its founder knew only the digest, the file's if that is it."""
+    layout = weights.order if identity.layout is None else identity.layout
+    if layout.digest != identity.manifest:
+        raise InvalidParameters(
+            f"these weights are laid out otherwise: their manifest is {layout.digest}, the run's {identity.manifest}"
+        )
+    return layout
+
+
+def _built(identity: Identity) -> Weights:
+    config = identity.config
+    if ":" in config.task:
+        raise InvalidConfig(f"task = {config.task!r} is code of somebody: give the base as a file")
+    require("torch", extra="train")
+    from cyber0.tasks.task import find
+
+    folder = Path(config.data) if config.data and Path(config.data).is_dir() else None  # it may be another machine's
+    task = find(config.task)(folder, config.source)
+    module: Any = task.build(config.seed)
+    return Weights.of({name: _host(value.detach()) for name, value in module.named_parameters()})
+
+
+def _moved(parameters: Parameters, device: str) -> Parameters:
+    """The parameters on a device; on the CPU NumPy's own, without torch."""
+    if device == "cpu":
+        return parameters
+    torch = require("torch", extra="train")
+    tensors: dict[str, Any] = {}
+    for entry, flat in parameters:
+        tensor: Any = torch.from_numpy(flat.view(np.int16) if flat.itemsize == 2 else flat).reshape(entry.shape)
+        tensors[entry.name] = (tensor.view(torch.bfloat16) if flat.itemsize == 2 else tensor).to(device)
+    return Parameters(tensors)
+
+
+def _host(tensor: Any) -> Any:
+    from cyber0.directions.select import host
+
+    return host(tensor.cpu())

@@ -1,0 +1,140 @@
+"""Weights in safetensors files, read and written without torch: what is not trained passes through untouched.
+
+The format: a length of 64 bits, little-endian; a header of that length in JSON, which gives each tensor's type, shape
+and place; the tensors' bytes.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0.errors import InvalidParameters
+from cyber0.parameters import Entry, Manifest, Parameters
+
+__all__ = ["Weights"]
+
+TYPES = {"F32": "float32", "BF16": "bfloat16"}
+NUMPY = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
+LARGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """The content of a safetensors file.
+
+    >>> weights = Weights.of({"w": np.ones((2, 3), dtype=np.float32)})
+    >>> parameters = weights.parameters(weights.order)
+    >>> parameters.size
+    6
+    """
+
+    header: dict[str, Any]
+    data: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, arrays: dict[str, NDArray[Any]]) -> "Weights":
+        """Named arrays, float32 or the bits of bf16, in their order."""
+        header: dict[str, Any] = {}
+        at = 0
+        for name, array in arrays.items():
+            kind = "BF16" if array.dtype == np.uint16 else "F32"
+            header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+            at += array.nbytes
+        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
+        return cls(header, np.concatenate(parts))
+
+    @classmethod
+    def read(cls, path: Path) -> "Weights":
+        """The content of a file, or of the one safetensors file of a folder.
+
+        >>> Weights.read(Path("no/such/model.safetensors"))
+        Traceback (most recent call last):
+        cyber0.errors.InvalidParameters: cannot read the weights no/such/model.safetensors: No such file or directory
+        """
+        path = _one(path)
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                text = file.read(length) if length <= LARGEST_HEADER else b""
+                data = np.fromfile(file, dtype=np.uint8)
+        except OSError as error:
+            raise InvalidParameters(f"cannot read the weights {path}: {error.strerror}") from None
+        return cls(_header(path, text, len(data)), data)
+
+    @property
+    def order(self) -> Manifest:
+        """The tensors that can be trained, in the order of the file."""
+        places = {name: place for name, place in self.header.items() if name != "__metadata__"}
+        names = sorted(places, key=lambda name: places[name]["data_offsets"][0])
+        entries: list[Entry] = []
+        start = 0
+        for name in names:
+            if places[name]["dtype"] in TYPES:
+                shape = tuple(places[name]["shape"])
+                entries.append(Entry(name, shape, TYPES[places[name]["dtype"]], start))
+                start += prod(shape)
+        return Manifest(tuple(entries))
+
+    def parameters(self, manifest: Manifest) -> Parameters:
+        """The tensors of a manifest, in its order, sharing this memory."""
+        return Parameters({entry.name: self._array(entry) for entry in manifest.entries})
+
+    def _array(self, entry: Entry) -> NDArray[Any]:
+        place = self.header.get(entry.name)
+        if place is None:
+            raise InvalidParameters(f"the weights have no tensor {entry.name!r}, which the run trains")
+        dtype, shape = str(TYPES.get(place["dtype"], place["dtype"])), tuple(place["shape"])
+        if (dtype, shape) != (entry.dtype, entry.shape):
+            raise InvalidParameters(
+                f"tensor {entry.name!r} is {dtype} {list(shape)}, but the run trains {entry.dtype} {list(entry.shape)}"
+            )
+        begin, end = place["data_offsets"]
+        if begin % NUMPY[dtype].itemsize:
+            raise InvalidParameters(f"tensor {entry.name!r} is not aligned in its file: write it anew by safetensors")
+        return self.data[begin:end].view(NUMPY[dtype]).reshape(shape)
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        text = json.dumps(self.header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        draft = path.with_name(path.name + ".tmp")
+        try:
+            with draft.open("wb") as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                file.write(self.data.data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            raise InvalidParameters(f"cannot write {path}: {error.strerror}") from None
+
+
+def _one(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) != 1:
+        raise InvalidParameters(f"{path} has {len(files)} safetensors files: name the one to start from")
+    return files[0]
+
+
+def _header(path: Path, text: bytes, size: int) -> dict[str, Any]:
+    try:
+        header = cast("dict[str, Any]", json.loads(text))
+        for name, place in header.items():
+            if name != "__metadata__":
+                begin, end = place["data_offsets"]
+                whole = TYPES.get(place["dtype"])
+                if not 0 <= begin <= end <= size:
+                    raise ValueError(f"tensor {name!r} lies outside the file")
+                if whole and prod(place["shape"]) * NUMPY[whole].itemsize != end - begin:
+                    raise ValueError(f"tensor {name!r} has not as many bytes as its shape needs")
+        return header
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidParameters(f"{path} is not a safetensors file: {error}") from None

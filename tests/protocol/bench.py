@@ -1,0 +1,72 @@
+"""A federator's machine on a bench: four clients, one scalar, and the list of all effects."""
+
+from cyber0.config import RunConfig
+from cyber0.protocol.events import (
+    Arrived,
+    Deadline,
+    Link,
+    Received,
+    Record,
+    Send,
+)
+from cyber0.protocol.machine import Founded, begin, step
+from cyber0.protocol.messages import Hello, Vote
+from cyber0.protocol.records import from_wire, to_wire
+from cyber0.protocol.terms import Terms
+
+ROSTER = ("ann", "bob", "cy", "dan")
+MANIFEST, BASE = bytes([7] * 32), bytes(32)
+FOUNDED = Founded(MANIFEST, BASE, MANIFEST + BASE)
+
+
+def terms(**changes):
+    settings = {"byzantine": 1, "plan": RunConfig(directions=1).plan, "rule": "median", "rounds": 3, "deadline": 10.0}
+    return Terms(**{"roster": ROSTER, **settings, **changes})
+
+
+def hello(name, **changes):
+    return Hello(**{"name": name, "manifest": MANIFEST, "base": BASE, **changes})
+
+
+class Bench:
+    """A machine, all effects it has had, and what each client was sent."""
+
+    def __init__(self, state):
+        self.state, self.effects = state, []
+
+    def __call__(self, event):
+        self.state, effects = step(self.state, event)
+        self.effects += effects
+        return effects
+
+    def come(self, *names, stream=0, head=b"", **changes):
+        return [effect for name in names for effect in self(Arrived(Link(name, stream), hello(name, **changes), head))]
+
+    def vote(self, name, value, number=None, fingerprint=None, stream=0):
+        number = self.state.round if number is None else number
+        return self(Received(Link(name, stream), Vote(number, to_wire([[value]]), fingerprint)))
+
+    def late(self, extension=0):
+        return self(Deadline(self.state.round, extension))
+
+    def of(self, kind):
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    @property
+    def decisions(self):
+        return [effect.decision for effect in self.of(Record)]
+
+    @property
+    def commits(self):
+        return [float(from_wire(decision.scalars, 1)[0, 0]) for decision in self.decisions]
+
+    def sent(self, name, kind):
+        return [
+            effect.message for effect in self.of(Send) if effect.link.client == name and type(effect.message) is kind
+        ]
+
+
+def bench(*names, **changes):
+    machine = Bench(begin(terms(**changes)))
+    machine.come(*(names or machine.state.terms.roster))
+    return machine

@@ -1,0 +1,132 @@
+"""Who is welcome, how a run is founded, what a client that comes late is sent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.protocol.bench import BASE, FOUNDED, MANIFEST, ROSTER, Bench, bench, hello, terms
+
+from cyber0.protocol.events import (
+    Arrived,
+    Evaluated,
+    Found,
+    HangUp,
+    Left,
+    Link,
+    Received,
+    Replay,
+    Send,
+)
+from cyber0.protocol.machine import begin, resume
+from cyber0.protocol.messages import Bye, Committed, Evaluation, RoundOpen, Welcome
+from cyber0.protocol.records import to_wire
+
+# Founding
+
+
+def test_a_majority_with_one_model_founds_the_run_and_the_others_are_refused():
+    machine = Bench(begin(terms()))
+    machine.come("ann", base=bytes([1] * 32))
+    machine.come("bob", "cy")
+    assert not machine.of(Found)
+    machine.come("dan")
+    assert machine.of(Found) == [Found(MANIFEST + BASE)]
+    assert [len(machine.sent(name, Welcome)) for name in ROSTER] == [0, 1, 1, 1]
+    (bye,) = machine.sent("ann", Bye)
+    assert bye.final
+    assert bye.reason == "its base model is 0101010101010101: that of this run is 0000000000000000"
+
+
+@given(st.permutations(ROSTER), st.sampled_from(ROSTER))
+def test_liars_neither_found_nor_block(order, liar):
+    machine = Bench(begin(terms()))
+    for name in order:
+        machine.come(name, base=bytes([name == liar] * 32))
+    assert machine.of(Found) == [Found(MANIFEST + BASE)]
+
+
+def test_who_left_before_the_founding_does_not_count():
+    machine = bench("ann", "bob")
+    machine(Left(Link("bob")))
+    machine.come("cy")
+    assert not machine.of(Found)
+    machine.come("bob", stream=2)
+    assert len(machine.of(Found)) == 1
+
+
+def test_founding_is_written_before_anybody_is_welcomed():
+    kinds = [type(effect) if not isinstance(effect, Send) else type(effect.message) for effect in bench().effects]
+    assert kinds.index(Found) < kinds.index(Welcome)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 2}, "it speaks version 2 of the protocol: this federator speaks 1"),
+        ({"name": "eve"}, "it calls itself 'eve', but its certificate says 'ann'"),
+        ({"commits": 2}, "it holds 2 commits: there are 1"),
+        ({"manifest": bytes(32)}, "its manifest is 0000000000000000: that of this run is"),
+        ({"base": bytes([1] * 32)}, "its base model is 0101010101010101: that of this run is"),
+        ({"run": bytes(32)}, "its run is 0000000000000000: that of this run is"),
+        ({"commits": 1, "head": bytes(32)}, "after 1 commits its chain has 0000000000000000: ours has 0909"),
+    ],
+)
+def test_who_does_not_fit_is_refused_with_a_reason(changes, reason):
+    machine = Bench(resume(terms(), FOUNDED, commits=1))
+    effects = machine(Arrived(Link("ann"), hello(**{"name": "ann", **changes}), head=bytes([9] * 32)))
+    send, hang_up, _ = effects
+    assert send.message.reason.startswith(reason)
+    assert send.message.final
+    assert hang_up == HangUp(Link("ann"), send.message.reason)
+    assert machine.state.present == {}
+
+
+@pytest.mark.parametrize("changes", [{"run": bytes(32)}, {"commits": 1}])
+def test_before_the_founding_too(changes):
+    machine = Bench(begin(terms()))
+    machine.come("ann", **changes)
+    assert machine.sent("ann", Bye)[0].final
+
+
+def test_strangers_are_refused():
+    machine = bench("eve")
+    assert machine.sent("eve", Bye)[0].reason == "it is not on the roster"
+
+
+# Streams
+
+
+def test_who_comes_late_is_sent_what_it_lacks_and_waited_for_once_it_keeps_up():
+    machine = Bench(resume(terms(rounds=9), FOUNDED, commits=5))
+    machine.come("ann", "bob", "cy", commits=5)
+    effects = machine.come("dan", commits=2)
+    assert Replay(Link("dan"), 2, 5) in effects
+    assert [type(message) for message in (effects[0].message, effects[2].message)] == [Welcome, RoundOpen]
+    for name in ROSTER[:3]:
+        machine.vote(name, 1.0)
+    assert machine.commits == [1.0]
+    assert machine.sent("dan", Committed)[0].round == 5
+    machine.vote("dan", 1.0)
+    for name in ROSTER[:2]:
+        machine.vote(name, 1.0)
+    assert machine.commits == [1.0]
+
+
+def test_a_second_stream_replaces_the_first():
+    machine = bench()
+    effects = machine.come("ann", stream=1)
+    assert HangUp(Link("ann", 0), "another stream of this client took its place") in effects
+    assert machine(Left(Link("ann", 0))) == []
+    assert machine.vote("ann", 5.0, stream=0) == []
+    machine.vote("ann", 1.0, stream=1)
+    for name in ROSTER[1:]:
+        machine.vote(name, 1.0)
+    assert machine.decisions[0].ballots[0].values == to_wire([[1.0]])
+
+
+def test_evaluations_are_passed_on_from_those_who_said_they_evaluate():
+    machine = Bench(resume(terms(), FOUNDED, commits=0))
+    machine.come("ann", evaluates=True)
+    machine.come("bob")
+    evaluation = Evaluation(0, 0.5, 0.7, 100)
+    assert machine(Received(Link("ann"), evaluation)) == [Evaluated("ann", evaluation)]
+    assert machine(Received(Link("bob"), evaluation)) == []

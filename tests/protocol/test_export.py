@@ -1,0 +1,121 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.protocol.ledgers import fill, identity
+from typer.testing import CliRunner
+
+from cyber0.cli import app
+from cyber0.errors import InvalidExport, InvalidLedger
+from cyber0.protocol import export
+from cyber0.protocol.chain import Seal
+from cyber0.protocol.ledger import History, Memory
+from cyber0.protocol.sqlite import File
+
+RUN = identity()
+
+
+def played(rounds, run=RUN):
+    ledger = Memory()
+    fill(ledger, run, rounds)
+    return ledger
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@given(rounds=st.integers(0, 8), cut=st.integers(0, 8), fingerprint=st.none() | st.integers(0, 2**64 - 1))
+def test_a_run_survives_its_export(rounds, cut, fingerprint):
+    ledger = played(rounds)
+    ledger.seal(Seal.of(ledger.head, fingerprint, b"signature" if cut % 2 else None))
+    cut = min(cut, rounds)
+    run = export.history(ledger, cut)
+    again = export.from_bytes(export.to_bytes(run))
+    assert again == run
+    assert again.head == ledger.link(cut)
+    assert (again.seal is not None) == (cut == rounds)
+
+
+def test_scalars_that_compress_are_compressed():
+    zeros = History(RUN, bytes(12 * 1000))
+    assert len(export.to_bytes(zeros)) < 1500
+    assert export.from_bytes(export.to_bytes(zeros)) == zeros
+    noise = export.history(played(100))
+    assert len(export.to_bytes(noise)) < 12 * 100 + 1500
+
+
+@given(st.data())
+def test_a_changed_byte_is_found(data):
+    """Or it changes nothing: compression has more than one way to say the same."""
+    run = replace(export.history(played(4)), seal=None)
+    content = bytearray(export.to_bytes(run))
+    place, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
+    content[place] ^= 1 << bit
+    try:
+        again = export.from_bytes(bytes(content))
+    except InvalidExport:
+        return
+    assert replace(again, votes=run.votes) == run  # the votes' hash is for a signature to guard
+
+
+@pytest.mark.parametrize("size", [0, 8, 11, 12, 20, 100, -1])
+def test_half_a_file_is_refused(size):
+    content = export.to_bytes(export.history(played(4)))
+    with pytest.raises(InvalidExport):
+        export.from_bytes(content[:size])
+    with pytest.raises(InvalidExport):
+        export.from_bytes(content + b"x")
+
+
+def test_another_version_is_refused():
+    content = bytearray(export.to_bytes(export.history(played(1))))
+    content[8] = 2
+    with pytest.raises(InvalidExport, match="version 2: this cyber0 knows version 1"):
+        export.from_bytes(bytes(content))
+
+
+def test_rounds_that_are_not_there():
+    with pytest.raises(InvalidLedger, match="round 5: the ledger has 4 rounds"):
+        export.history(played(4), 5)
+
+
+def test_export_and_import_by_command(tmp_path):
+    ledger, run, again = tmp_path / "run.ledger", tmp_path / "run.cyber0", tmp_path / "again.ledger"
+    with File(ledger) as file:
+        fill(file, RUN, 12)
+    result = invoke("ledger", "export", ledger, "--out", run)
+    assert result.exit_code == 0, result.output
+    assert f"{run.stat().st_size:,} bytes" in result.output
+    result = invoke("ledger", "import", run, "--ledger", again)
+    assert result.exit_code == 0, result.output
+    assert "12 rounds, without their votes" in result.output
+    with File(ledger, read_only=True) as one, File(again, read_only=True) as other:
+        assert one.head == other.head
+        assert one.commits() == other.commits()
+    for file in (run, again):
+        shown = invoke("ledger", "show", file)
+        assert shown.exit_code == 0, shown.output
+        assert "those of 12 rounds are not here" in shown.output
+    assert isinstance(invoke("ledger", "import", run, "--ledger", again).exception, InvalidLedger)
+    assert isinstance(invoke("ledger", "import", ledger, "--ledger", tmp_path / "x").exception, InvalidExport)
+
+
+def test_show(tmp_path):
+    path = tmp_path / "run.ledger"
+    with File(path) as file:
+        head = fill(file, RUN, 6)
+        file.seal(Seal.of(head, fingerprint=255))
+    result = invoke("ledger", "show", path)
+    assert result.exit_code == 0, result.output
+    for text in (
+        RUN.digest.hex(),
+        head.commit.hex(),
+        "6 of 100",
+        "nnm+cwtm",
+        "émile",
+        "00000000000000ff",
+        "not signed",
+    ):
+        assert text in result.output

@@ -1,0 +1,311 @@
+"""Whole federations on a virtual clock, with a bad network, crashes and liars by seed.
+
+Honest clients hold a toy model: a hash of the commits they applied. After every event the laws hold; once faults stop,
+the run finishes.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from tests.protocol.toys import BASE, LIES, MANIFEST, Honest, Liar, apply, measured
+
+from cyber0.aggregation import find
+from cyber0.config import RunConfig
+from cyber0.errors import RejectedMessage
+from cyber0.protocol.codec import catch_up, decode_from_client, decode_from_federator, encode
+from cyber0.protocol.decide import decide
+from cyber0.protocol.events import Alarm, Arrived, Deadline, Found, HangUp, Left, Link, Received, Record, Replay, Send
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.ledger import Memory
+from cyber0.protocol.machine import Founded, begin, resume, step
+from cyber0.protocol.messages import Committed, Hello, Welcome
+from cyber0.protocol.records import from_wire, to_wire
+from cyber0.protocol.terms import Terms
+from cyber0.protocol.verify import verify
+
+PLAN = RunConfig(directions=2).plan
+SECONDS_OF_FAULTS, LAST = 12.0, 2000.0
+
+
+@cache
+def terms_of(clients, rule, rounds, few_invited):
+    roster = tuple(f"c{number}" for number in range(clients))
+    byzantine = (clients - 1) // 3
+    invited = (lambda t: roster[t % 2 :] if t % 3 else roster) if few_invited else None
+    settings = {"deadline": 1.0, "longest": 4.0, "fingerprint_every": 2, "invited": invited}
+    return Terms(roster, byzantine, PLAN, rule, rounds, **settings)
+
+
+class World:
+    """The network, the disk and the clock; `rng` decides all that goes wrong."""
+
+    def __init__(self, seed, machine=step):
+        self.rng = rng = random.Random(seed)  # noqa: S311
+        self.machine = machine
+        clients = rng.choice([4, 4, 5, 7])
+        few = clients == 5 and rng.random() < 0.5
+        self.terms = terms_of(clients, rng.choice(["median", "cwtm", "nnm+cwtm"]), rng.randrange(2, 10), few)
+        names = list(self.terms.roster)
+        rng.shuffle(names)
+        liars = rng.randrange(self.terms.byzantine + 1)
+        self.clients = {name: Liar(name, rng.choice(LIES), rng) for name in names[:liars]}
+        self.honest = {name: Honest(name, self.terms) for name in names[liars:]}
+        self.clients |= self.honest
+        self.bad_day(liars)
+        self.now, self.count, self.queue = 0.0, 0, []
+        self.identity, self.ledger, self.weights = None, [], [BASE]  # on disk
+        self.state, self.incarnation, self.streams = begin(self.terms), 0, 0
+        self.links = {}  # name: its open link
+        self.cut = set()  # names behind a partition
+        self.slots = {}  # (link, direction): when the last message on it arrives, for a stream that keeps order
+        self.corrupted, self.once_corrupted = set(), set()
+        for name in self.clients:
+            self.after(rng.random() * 2, self.connect, name)
+            self.after(rng.random() * 3, self.tick, name)
+        for _ in range(rng.randrange(8)):
+            self.after(rng.random() * SECONDS_OF_FAULTS, self.fault)
+
+    def bad_day(self, liars):
+        rng = self.rng
+        self.keeps_order = rng.random() < 0.5
+        self.drops = rng.choice([0, 0, 0.05, 0.2])
+        self.doubles = 0 if self.keeps_order else rng.choice([0, 0.2])
+        self.slow = rng.choice([0.01, 0.3, 2.0])
+        self.may_corrupt = self.keeps_order and liars < self.terms.byzantine
+
+    # The clock
+
+    def after(self, seconds, action, *arguments):
+        self.count += 1
+        heapq.heappush(self.queue, (self.now + seconds, self.count, action, arguments))
+
+    def run(self):
+        while self.queue and self.now < LAST:
+            self.now, _, action, arguments = heapq.heappop(self.queue)
+            action(*arguments)
+            assert self.count < 50_000, "no end of events"
+            if self.calm and all(client.finished for client in self.honest.values()):
+                return self
+        raise AssertionError(f"round {self.state and self.state.round} after {self.now} s: no progress")
+
+    @property
+    def calm(self):
+        return self.now > SECONDS_OF_FAULTS
+
+    # The network
+
+    def connect(self, name):
+        if name in self.links or (self.clients[name].finished and self.ledger_is_full):
+            return
+        if name in self.cut or self.state is None:
+            self.after(0.5, self.connect, name)
+            return
+        self.streams += 1
+        self.links[name] = Link(name, self.streams)
+        self.up(self.links[name], self.clients[name].hello())
+
+    @property
+    def ledger_is_full(self):
+        return len(self.ledger) == self.terms.rounds
+
+    def break_link(self, name, noticed=True):
+        link = self.links.pop(name, None)
+        if link and noticed:
+            self.after(self.rng.random(), self.happens, Left(link), self.incarnation)
+        self.after(self.rng.random(), self.connect, name)
+
+    def up(self, link, messages):
+        for message in messages:
+            data = message if isinstance(message, bytes) else encode(message)
+            self.travel(link, "up", self.at_federator, link, data, self.incarnation)
+
+    def travel(self, link, direction, action, *arguments):
+        rng = self.rng
+        if not self.calm and rng.random() < self.drops:
+            return
+        for _ in range(1 + (not self.calm and rng.random() < self.doubles)):
+            delay = rng.random() * (0.01 if self.calm else self.slow)
+            if self.keeps_order:
+                arrival = max(self.now + delay, self.slots.get((link, direction), 0.0))
+                self.slots[link, direction] = arrival
+                delay = arrival - self.now
+            self.after(delay, action, *arguments)
+
+    def at_federator(self, link, data, incarnation):
+        if incarnation != self.incarnation or self.state is None or link.client in self.cut:
+            return
+        try:
+            message = decode_from_client(data)
+        except RejectedMessage:
+            self.happens(Left(link), incarnation)
+            if self.links.get(link.client) == link:
+                self.break_link(link.client)
+            return
+        self.happens(Arrived(link, message) if isinstance(message, Hello) else Received(link, message), incarnation)
+
+    def at_client(self, link, data):
+        if self.links.get(link.client) == link and link.client not in self.cut:
+            client = self.clients[link.client]
+            self.up(link, client.receive(decode_from_federator(data), self))
+            self.check_client(client)
+
+    def tick(self, name):
+        """A client that has heard nothing of the end asks again."""
+        client = self.clients[name]
+        if not client.finished and name in self.links:
+            self.up(self.links[name], client.hello())
+        elif name not in self.links:
+            self.connect(name)
+        if not (client.finished and self.calm):
+            self.after(3 + self.rng.random(), self.tick, name)
+
+    # The federator
+
+    def happens(self, event, incarnation):
+        if self.state is None or incarnation != self.incarnation:
+            return
+        before = self.state
+        self.state, effects = self.machine(self.state, event)
+        if isinstance(event, Deadline) and len(before.votes.counted) < self.terms.quorum:
+            assert not any(isinstance(effect, Record) for effect in effects), "too few votes, and yet a commit"
+        crash = self.rng.randrange(len(effects) + 1) if self.rng.random() < 0.01 and not self.calm else None
+        for number, effect in enumerate(effects):
+            if number == crash:
+                self.crash_federator()
+                return
+            self.execute(effect)
+
+    def execute(self, effect):
+        match effect:
+            case Found(identity):
+                assert self.identity is None, "founded twice"
+                assert identity == MANIFEST + BASE, "founded on a liar's model"
+                self.identity = identity
+            case Record(decision):
+                self.record(decision)
+            case Send(link, message):
+                self.down(link, message)
+            case Replay(link, first, stop):
+                assert stop <= len(self.ledger), "a commit is sent that is not on disk"
+                for message in catch_up(first, [entry.scalars for entry in self.ledger[first:stop]], chunk=16):
+                    self.down(link, message)
+            case Alarm(number, extension, seconds):
+                self.after(seconds, self.happens, Deadline(number, extension), self.incarnation)
+            case HangUp(link):
+                self.travel(link, "down", self.hung_up, link)
+
+    def hung_up(self, link):
+        if self.links.get(link.client) == link:
+            self.break_link(link.client)
+
+    def down(self, link, message):
+        if isinstance(message, Committed):
+            assert message.round < len(self.ledger), "a commit is sent that is not on disk"
+            assert message.scalars == self.ledger[message.round].scalars
+        if isinstance(message, Welcome):
+            assert self.identity == message.identity, "welcomed to a run that is not on disk"
+        self.travel(link, "down", self.at_client, link, encode(message))
+
+    def record(self, decision):
+        assert decision.round == len(self.ledger), "one commit per round, in order"
+        self.check_decision(decision)
+        self.ledger.append(decision)
+        self.weights.append(apply(self.weights[-1], decision.scalars))
+
+    def crash_federator(self):
+        self.state, self.incarnation = None, self.incarnation + 1
+        for name in list(self.links):
+            self.break_link(name, noticed=False)
+        self.after(self.rng.random() * 2, self.restart_federator)
+
+    def restart_federator(self):
+        if self.identity is None:
+            self.state = begin(self.terms)
+        else:
+            self.state = resume(self.terms, Founded(MANIFEST, BASE, self.identity), len(self.ledger))
+
+    # What goes wrong
+
+    def fault(self):
+        name = self.rng.choice(sorted(self.clients))
+        kind = self.rng.choice(["break", "half_open", "crash", "partition", "federator", "corrupt", "corrupt"])
+        if kind in ("break", "half_open"):
+            self.break_link(name, noticed=kind == "break")
+        elif kind == "crash":
+            self.clients[name].restart()
+            self.break_link(name)
+        elif kind == "partition":
+            self.cut.add(name)
+            self.break_link(name, noticed=self.rng.random() < 0.5)
+            self.after(self.rng.random() * 4, self.cut.discard, name)
+        elif kind == "federator" and self.state is not None:
+            self.crash_federator()
+        elif kind == "corrupt" and self.may_corrupt and name in self.honest:
+            self.may_corrupt = False
+            self.corrupted.add(name)
+            self.once_corrupted.add(name)
+            self.honest[name].weights = b"corrupted" + bytes(23)
+
+    # The laws
+
+    def check_client(self, client):
+        if client.name in self.honest:
+            known = len(client.commits)
+            assert known <= len(self.ledger), "a client holds a commit that is not on disk"
+            if client.name not in self.corrupted:
+                assert client.weights == self.weights[known], "the same commits, and other weights"
+
+    def check_decision(self, decision):
+        for ballot in decision.ballots:
+            if ballot.client in self.honest:
+                assert ballot.verdict != "equivocation", "an honest client is recorded as equivocating"
+                assert ballot.verdict in ("counted", "late") or ballot.client in self.once_corrupted
+        counted = {ballot.client: ballot.values for ballot in decision.ballots if ballot.verdict == "counted"}
+        assert len(counted) >= self.terms.quorum
+        for name in counted.keys() & self.honest.keys():
+            if decision.round % 2 == 0 or name not in self.once_corrupted:
+                assert counted[name] == measured(name, decision.round, self.weights[-1]), "a vote from other weights"
+        assert all(ballot.client not in counted for ballot in decision.ballots if ballot.verdict == "equivocation")
+        votes = np.stack([from_wire(counted[name], 1) for name in self.terms.roster if name in counted], axis=1)
+        assert decision.scalars == to_wire(decide(find(self.terms.rule), votes, self.terms.byzantine))
+        if self.terms.rule == "nnm+cwtm":  # it mixes coordinates, so that the next law is not its own
+            return
+        true = [name for name in counted if name in self.honest and name not in self.once_corrupted]
+        truth = np.stack([from_wire(counted[name], 1) for name in true], axis=1)
+        scalars = from_wire(decision.scalars, 1)
+        assert (truth.min(axis=1) <= scalars).all(), "liars moved a decision below every honest vote"
+        assert (scalars <= truth.max(axis=1)).all(), "liars moved a decision above every honest vote"
+
+
+def outcome(seed, machine: Callable = step):
+    world = World(seed, machine).run()
+    return [decision.scalars for decision in world.ledger]
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_the_laws_hold_whatever_goes_wrong(block):
+    for seed in range(40 * block, 40 * block + 40):
+        world = World(seed).run()
+        assert len(world.ledger) == world.terms.rounds
+        for client in world.honest.values():
+            assert client.commits == [decision.scalars for decision in world.ledger]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_recorded_is_a_sound_ledger(seed):
+    world, ledger = World(seed).run(), Memory()
+    terms = world.terms
+    names = {"clients": len(terms.roster), "byzantine": terms.byzantine, "rule": terms.rule}
+    ledger.found(Identity(RunConfig(directions=2, **names), terms.roster, MANIFEST.hex(), BASE.hex()))
+    for decision in world.ledger:
+        ledger.append(decision)
+    report = verify(ledger)
+    assert (report.findings, report.aggregates) == ([], terms.rounds)
+
+
+def test_a_seed_tells_the_same_story_twice():
+    assert outcome(3) == outcome(3)

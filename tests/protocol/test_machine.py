@@ -1,0 +1,290 @@
+"""The promises of the round machine, each by itself."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from tests.protocol.bench import ROSTER, bench, terms
+
+from cyber0.config import RunConfig
+from cyber0.errors import InvalidAggregation, InvalidConfig
+from cyber0.protocol.events import (
+    Alarm,
+    Left,
+    Link,
+    Notice,
+    Received,
+    Record,
+    Replay,
+    Send,
+)
+from cyber0.protocol.messages import Bye, Rejection, Vote
+from cyber0.protocol.records import to_wire
+from cyber0.simulation import Simulation
+
+# Rounds
+
+
+def first(votes, _):
+    """A rule that cares for the order, and for no number of votes."""
+    return votes[:, 0]
+
+
+@pytest.mark.parametrize("order", list(permutations(ROSTER)))
+def test_the_order_of_arrival_changes_no_byte(order):
+    machine = bench(rule=first)
+    for name in order:
+        machine.vote(name, float(ROSTER.index(name)))
+    assert machine.commits == [0.0]
+    assert [ballot.client for ballot in machine.decisions[0].ballots] == list(ROSTER)
+
+
+def test_no_rule_is_asked_with_fewer_than_2b_plus_1_votes():
+    machine = bench(rule=first)
+    machine.vote("ann", 1.0)
+    machine.vote("bob", 1.0)
+    for extension in range(5):
+        machine.late(extension)
+    assert machine.commits == []
+
+
+@pytest.mark.parametrize("name", ["cwtm", "nnm+cwtm", "krum"])
+def test_a_federator_decides_what_a_simulator_does(name):
+    config = RunConfig(source="embedded", clients=5, byzantine=1, directions=3, local_epochs=2, rounds=3, rule=name)
+    simulation = Simulation(config)
+    roster = tuple(f"client {number}" for number in range(5))
+    machine = bench(roster=roster, plan=config.plan, rule=name)
+    for number in range(3):
+        votes = simulation.votes(number, np.arange(5))
+        for place in (3, 1, 4, 0, 2):
+            machine(Received(Link(roster[place]), Vote(number, to_wire(votes[:, place]))))
+        assert machine.decisions[number].scalars == to_wire(simulation.play_round(number).aggregate)
+
+
+def test_nothing_is_sent_that_was_not_recorded():
+    machine = bench()
+    for name in ROSTER:
+        machine.vote(name, 1.0)
+    kinds = [type(effect) for effect in machine.effects[-6:]]
+    assert kinds == [Record, Send, Send, Send, Send, Alarm]
+    assert {effect.message.scalars for effect in machine.effects[-5:-1]} == {machine.decisions[0].scalars}
+
+
+def test_the_first_round_waits_for_the_whole_roster_or_the_deadline():
+    machine = bench("ann", "bob", "cy")
+    for name in ("ann", "bob", "cy"):
+        machine.vote(name, 1.0)
+    assert machine.commits == []
+    machine.late()
+    assert machine.commits == [1.0]
+    for name in ("ann", "bob", "cy"):
+        machine.vote(name, 2.0)
+    assert machine.commits == [1.0, 2.0]
+
+
+def test_too_few_votes_extend_the_deadline_and_stand():
+    machine = bench(longest=15.0)
+    machine.vote("ann", 1.0)
+    machine.vote("bob", 2.0)
+    machine(Left(Link("ann")))
+    effects = machine.late()
+    assert machine.commits == []
+    assert [effect for effect in effects if isinstance(effect, Alarm)] == [Alarm(0, 1, 15.0)]
+    assert [effect.link.client for effect in effects if isinstance(effect, Send)] == ["cy", "dan"]
+    assert machine.late(extension=0) == []
+    machine.vote("cy", 3.0)
+    assert machine.commits == [2.0]
+
+
+def test_a_silent_client_holds_up_one_round_only():
+    machine = bench()
+    for name in ROSTER[:3]:
+        machine.vote(name, 1.0)
+    machine.late()
+    for name in ROSTER[:3]:
+        machine.vote(name, 2.0)
+    assert machine.commits == [1.0, 2.0]
+    machine.vote("dan", 9.0, number=1)
+    for name in ROSTER[:3]:
+        machine.vote(name, 3.0)
+    assert machine.commits == [1.0, 2.0]
+    machine.vote("dan", 3.0)
+    assert machine.commits == [1.0, 2.0, 3.0]
+
+
+def test_a_client_that_votes_after_each_deadline_holds_up_few_rounds():
+    machine = bench(rounds=1000)
+    deadlines = 0
+    while machine.state.round < 1000:
+        number = machine.state.round
+        for name in ROSTER[:3]:
+            machine.vote(name, 1.0, number=number)
+        if machine.state.round == number:
+            machine.late()
+            deadlines += 1
+        machine.vote("dan", 1.0, number=number)
+    assert deadlines <= 11
+
+
+def test_a_client_that_leaves_is_not_waited_for():
+    machine = bench()
+    for name in ROSTER[:3]:
+        machine.vote(name, 1.0)
+    machine(Left(Link("dan")))
+    assert machine.commits == [1.0]
+
+
+def test_equivocators_are_out_for_the_round_and_back_in_the_next():
+    machine = bench()
+    machine.vote("ann", 1.0)
+    machine.vote("ann", 2.0)
+    for name in ROSTER[1:]:
+        machine.vote(name, 3.0)
+    assert [ballot.verdict for ballot in machine.decisions[0].ballots] == ["equivocation"] * 2 + ["counted"] * 3
+    assert [rejection.verdict for rejection in machine.sent("ann", Rejection)] == ["equivocation"]
+    for name in ROSTER:
+        machine.vote(name, 4.0)
+    assert len(machine.decisions[1].ballots) == 4
+
+
+def test_a_late_vote_is_no_offence_and_a_late_resend_nothing_at_all():
+    machine = bench()
+    for name in ROSTER[:3]:
+        machine.vote(name, 1.0)
+    machine.late()
+    assert machine.vote("ann", 1.0, number=0) == []
+    assert machine.vote("ann", 5.0, number=0) == []
+    send, _ = machine.vote("dan", 1.0, number=0)
+    assert send.message.verdict == "late"
+    assert machine.vote("dan", 2.0, number=0) == []
+    for name in reversed(ROSTER):
+        machine.vote(name, 1.0)
+    ballots = [(ballot.client, ballot.verdict, ballot.reason) for ballot in machine.decisions[1].ballots[-2:]]
+    assert ballots == [("dan", "late", "round 0 is decided"), ("dan", "counted", "")]
+
+
+@pytest.mark.parametrize("number", [1, 2, 2**32 - 1])
+def test_a_round_that_is_not_open_cannot_be_voted_on(number):
+    machine = bench()
+    (send,) = machine.vote("ann", 1.0, number=number)
+    assert send.message.reason == f"round {number} is not open: 0 rounds are decided"
+
+
+def test_who_is_not_invited_is_not_heard_nor_waited_for():
+    machine = bench(invited=lambda t: ROSTER[:3] if t == 0 else ROSTER)
+    (send,) = machine.vote("dan", 1.0)
+    assert send.message.reason == "it is not invited to round 0"
+    for name in ROSTER[:3]:
+        machine.vote(name, 1.0)
+    assert machine.commits == [1.0]
+
+
+def test_a_rule_that_needs_more_than_2b_plus_1_has_its_own_quorum():
+    names = tuple("abcdefgh")
+    machine = bench(roster=names, rule="bulyan")
+    for name in names[:6]:
+        machine.vote(name, 1.0)
+    machine.late()
+    assert machine.commits == []
+    machine.vote("g", 1.0)
+    assert machine.commits == [1.0]
+    with pytest.raises(InvalidAggregation):
+        terms(rule="bulyan")
+
+
+def test_terms_that_make_no_federation_are_refused():
+    with pytest.raises(InvalidConfig, match="names a client twice"):
+        terms(roster=("ann", "ann", "bob"))
+    with pytest.raises(InvalidConfig, match="fewer than half"):
+        terms(byzantine=2)
+
+
+def test_what_no_model_can_apply_is_not_committed():
+    machine = bench(plan=RunConfig(directions=1, lr=1e20).plan)
+    for name in ROSTER[:3]:
+        machine.vote(name, 3e38)
+    machine.vote("dan", -1.0)
+    assert machine.commits == []
+    assert "cannot be decided" in machine.of(Notice)[-1].text
+    assert machine.vote("ann", 3e38) == []
+    machine.late()
+    assert machine.of(Alarm)[-1].extension == 1
+
+
+def test_the_end_is_told_to_those_present_and_to_those_who_come_later():
+    machine = bench("ann", "bob", "cy", rounds=1)
+    for name in ("ann", "bob", "cy"):
+        machine.vote(name, 1.0)
+    machine.late()
+    assert [bye.finished for bye in machine.sent("ann", Bye)] == [True]
+    effects = machine.come("dan")
+    assert [type(effect) for effect in effects] == [Send, Replay, Send, Notice]
+    assert effects[1] == Replay(Link("dan"), 0, 1)
+    assert effects[2].message.finished
+    assert machine.vote("dan", 1.0)[0].message.verdict == "rejected"
+
+
+# Fingerprints
+
+
+def diverged():
+    machine = bench(fingerprint_every=2)
+    for name in ROSTER[1:]:
+        machine.vote(name, 1.0, fingerprint=7)
+    machine.vote("ann", 5.0, fingerprint=8)
+    return machine
+
+
+def test_who_differs_from_a_majority_is_not_counted_and_must_replay():
+    machine = diverged()
+    assert [ballot.verdict for ballot in machine.decisions[0].ballots] == ["rejected"] + ["counted"] * 3
+    (rejection,) = machine.sent("ann", Rejection)
+    assert rejection.replay
+    assert machine.vote("ann", 1.0)[0].message.replay
+    (bye,) = [effect.message for effect in machine.come("ann", commits=1, stream=1) if isinstance(effect, Send)]
+    assert (bye.replay, bye.final) == (True, False)
+    machine.come("ann", stream=2, commits=1, replayed=True)
+    machine.vote("ann", 2.0, stream=2)
+    for name in ROSTER[1:]:
+        machine.vote(name, 2.0)
+    assert [ballot.verdict for ballot in machine.decisions[1].ballots] == ["counted"] * 4
+
+
+def test_who_has_replayed_may_vote_anew_in_the_same_round():
+    machine = bench("ann", "bob", "cy", roster=ROSTER[:3], fingerprint_every=2)
+    machine.vote("bob", 1.0, fingerprint=7)
+    machine.vote("cy", 1.0, fingerprint=7)
+    machine.vote("ann", 5.0, fingerprint=8)
+    assert machine.commits == []
+    machine.come("ann", replayed=True)
+    machine.vote("ann", 2.0, fingerprint=7)
+    assert [ballot.verdict for ballot in machine.decisions[0].ballots] == ["rejected"] + ["counted"] * 3
+
+
+def test_a_hello_sent_before_it_knew_is_no_replay():
+    machine = bench(fingerprint_every=2)
+    machine.vote("ann", 5.0, fingerprint=8)
+    for name in ROSTER[1:3]:
+        machine.vote(name, 1.0, fingerprint=7)
+    machine.late()
+    machine.come("ann")
+    machine.vote("ann", 5.0, fingerprint=8)
+    machine.come("ann", replayed=True)
+    machine.vote("ann", 2.0, fingerprint=7)
+    assert [ballot.verdict for ballot in machine.decisions[0].ballots] == ["rejected"] + ["counted"] * 3
+
+
+def test_without_a_majority_it_warns_and_goes_on():
+    machine = bench()
+    for mark, name in enumerate(ROSTER):
+        machine.vote(name, 1.0, fingerprint=mark // 2)
+    assert machine.commits == [1.0]
+    assert any("no majority agrees" in notice.text for notice in machine.of(Notice))
+
+
+def test_fingerprints_of_other_rounds_are_not_compared():
+    machine = bench(fingerprint_every=2)
+    for number in range(2):
+        for name in ROSTER:
+            machine.vote(name, 1.0, fingerprint=7 + number * (name == "ann"))
+    assert machine.commits == [1.0, 1.0]

@@ -1,0 +1,117 @@
+"""A table has every number in its place, in three formats."""
+
+import csv
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.study.synthetic import PAPER, invent, small, table1
+
+from cyber0.study.statistics import Measured, Sample, measure
+from cyber0.study.tables import NOT_ASKED, Grid, grid, signed, spread, to_csv, to_latex, to_markdown
+
+WHOLE = table1(seeds=2)
+CELLS = measure(WHOLE)
+GRID = grid(WHOLE.recipe, CELLS)
+
+
+def entries(line):
+    return [entry.strip() for entry in line.strip().strip("|").split("|")]
+
+
+def test_rows_and_columns_stand_as_the_recipe_lists_them():
+    assert GRID.columns == ["ALIE", "ALIE-NNM", "FOE", "FOE-NNM", "SF", "LF"]
+    assert GRID.rows[:2] == [("cyber0", "CWTM"), ("cyber0", "NNM+CWTM")]
+    assert (len(GRID.rows), len(GRID.cells), len(GRID.beside)) == (8, 40, 2)
+
+
+def test_every_published_number_stands_beside_ours():
+    text = to_markdown(GRID)
+    for cell in CELLS:
+        paper = f" (paper {spread(cell.paper)}, {signed(cell.difference.value)})" if cell.paper else ""
+        assert f"{spread(cell.best)}{paper}" in text.replace("**", "")
+    latex = to_latex(GRID)
+    for cell in CELLS:
+        for sample in filter(None, (cell.best, cell.paper)):
+            assert spread(sample).replace("±", r"$\pm$") in latex
+
+
+def test_the_bold_entry_is_the_least_of_its_row():
+    for line in to_markdown(GRID).split("\n\n")[0].splitlines()[2:]:
+        row = [entry for entry in entries(line)[2:-1] if entry != NOT_ASKED]
+        means = [float(entry.strip("*").split()[0]) for entry in row]
+        (bold,) = [mean for mean, entry in zip(means, row, strict=True) if entry.startswith("**")]
+        assert bold == min(means) == float(entries(line)[-1].split()[0])
+
+
+def test_markdown_lines_have_one_width():
+    lines = to_markdown(GRID).split("\n\n")[0].splitlines()
+    assert {len(entries(line)) for line in lines} == {9}
+
+
+@pytest.mark.parametrize("shown", [GRID, grid(WHOLE.recipe, measure(table1(seeds=1, without=[0, 5, 41])))])
+def test_latex_is_balanced_and_has_one_width(shown):
+    text = to_latex(shown)
+    bare = re.sub(r"\\[{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+    assert text.isascii()
+    body = [line for line in text.splitlines() if "&" in line]
+    assert {line.count("&") for line in body} == {9}
+    assert all(line.endswith(r"\\") for line in body)
+    assert [word for word in re.findall(r"\\\w+", text) if word.endswith("rule")] == [
+        r"\toprule", r"\midrule", r"\midrule", r"\bottomrule",
+    ]  # fmt: skip
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1))
+def test_any_label_can_be_printed(label):
+    text = to_latex(Grid(["rule"], [(label,)], ["SF"], {}, {}, []))
+    bare = re.sub(r"\\[&%$#_{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+    assert not set("#_$~^") & set(bare)
+    assert bare.count("&") == 4
+    assert bare.count("%") == 1  # the comment at the top
+
+
+def test_csv_has_a_line_for_each_cell_and_every_number():
+    rows = list(csv.DictReader(io.StringIO(to_csv(WHOLE.recipe, CELLS))))
+    assert len(rows) == 42
+    for row, cell in zip(rows, CELLS, strict=True):
+        assert [row[axis] for axis in ("algorithm", "rule", "attack")] == list(cell.labels.values())
+        assert float(row["mean"]) == cell.best.mean
+        assert row["difference"] == ("" if cell.difference is None else repr(cell.difference.value))
+    assert sum(row["worst"] == "True" for row in rows) == 8
+
+
+def test_without_a_table_every_cell_has_a_row():
+    results = invent(small())
+    shown = grid(results.recipe, measure(results))
+    assert (len(shown.rows), shown.columns, shown.worst) == (4, [""], {})
+    assert "| rule | attack | best accuracy (%) |" in to_markdown(shown)
+    assert "paper" not in to_markdown(shown) + to_latex(shown)
+
+
+def test_an_axis_the_table_forgets_gets_a_column_of_its_own():
+    recipe = small(table={"rows": [], "columns": ["attack"]})
+    shown = grid(recipe, measure(invent(recipe)))
+    assert (shown.axes, len(shown.cells)) == (["rule"], 4)
+
+
+def test_the_worst_of_a_row_is_so_far_while_cells_wait():
+    results = invent(small(**PAPER), without=[0])
+    text = to_markdown(grid(results.recipe, measure(results)))
+    assert "not run (paper 81.3 ± 2.5)" in text
+    assert "(FOE, so far)" in text
+    assert text.count("so far") == 1
+
+
+def test_one_seed_has_no_spread():
+    assert "±" not in to_markdown(grid(small(), measure(invent(small(), seeds=1))))
+
+
+def test_a_bar_in_a_label_does_not_end_its_column():
+    cell = Measured({"rule": "a|b"}, False, Sample(1.0, None, 1))
+    assert r"| a\|b | 1.0 |" in to_markdown(Grid(["rule"], [("a|b",)], [""], {(("a|b",), ""): cell}, {}, []))
