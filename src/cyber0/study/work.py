@@ -16,7 +16,7 @@ from cyber0.study.recipe import Labels
 
 __all__ = ["Batch", "Job", "Outcome", "batches", "play"]
 
-TOGETHER = 10  # runs in a batch on a device, where it pays: beyond, what they do one by one takes most of the time
+TOGETHER = 30  # runs in a batch on a device, where it pays: beyond, what they do one by one takes most of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def batches(jobs: Sequence[Job], together: int | None = None) -> list[Batch]:
-    """Runs of one shape, up to `together` at a time: by default 10 on a GPU; 1 on a CPU, where more does not pay.
+    """Runs of one shape, up to `together` at a time: by default 30 on a GPU; 1 on a CPU, where more does not pay.
 
     >>> jobs = [Job({"rule": "mean"}, RunConfig(seed=seed, device="cpu")) for seed in range(5)]
     >>> [len(batch) for batch in batches(jobs)], [len(batch) for batch in batches(jobs, together=3)]
