@@ -9,11 +9,6 @@ Each client sends a few numbers per round; everyone rebuilds the same model, bit
 2
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 __all__ = ["__version__"]
 
-try:
-    __version__ = version("cyber0")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0.0.0"
+__version__ = "0.1.0"

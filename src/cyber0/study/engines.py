@@ -15,7 +15,7 @@ from queue import Empty
 from typing import Any
 
 from cyber0.extras import require
-from cyber0.study.work import Batch, Outcome, on_cuda, play
+from cyber0.study.work import DEVICE_WORKERS, Batch, Outcome, play
 from cyber0.threads import cores
 
 __all__ = ["ENGINES", "local", "on_ray"]
@@ -24,20 +24,15 @@ Told = Callable[[int, int], None]
 Played = Iterator[tuple[int, list[Outcome]]]
 
 TRIES = 2
-DEVICE_JOBS = 8  # processes that share a GPU, at most
 PATIENCE = 0.2  # seconds between two looks at the progress
 
 
-def local(batches: list[Batch], jobs: int | None, told: Told) -> Played:
-    """On `jobs` processes of this machine: by default as many as there are cores."""
-    if not batches:
-        return
-    most = min(cores(), DEVICE_JOBS) if on_cuda(batches[0][0].config.device) else cores()
-    jobs = min(jobs or most, len(batches))
+def local(batches: list[Batch], workers: int, told: Told) -> Played:
+    """On `workers` processes of this machine."""
     left, begun = dict(enumerate(batches)), Counter[int]()
     while left:
         lost: set[int] = set()
-        for number, outcomes in _pooled(left, jobs, begun, told):
+        for number, outcomes in _pooled(left, min(workers, len(left)), begun, told):
             if outcomes is None:
                 lost.add(number)
                 continue
@@ -49,14 +44,14 @@ def local(batches: list[Batch], jobs: int | None, told: Told) -> Played:
 
 
 def _pooled(
-    batches: dict[int, Batch], jobs: int, begun: Counter[int], told: Told
+    batches: dict[int, Batch], workers: int, begun: Counter[int], told: Told
 ) -> Iterator[tuple[int, list[Outcome] | None]]:
     """Play batches on a pool of processes; None for one that was lost with the pool."""
     context = get_context("spawn")
     with context.Manager() as manager:
         news: Any = manager.Queue()
         ours = set(active_children())
-        pool = ProcessPoolExecutor(jobs, context, _prepare, (max(1, cores() // jobs),))
+        pool = ProcessPoolExecutor(workers, context, _prepare, (max(1, cores() // workers),))
         try:
             futures = {pool.submit(_work, number, batch, news): number for number, batch in batches.items()}
             pending: set[Future[list[Outcome]]] = set(futures)
@@ -95,16 +90,16 @@ def _work(number: int, batch: Batch, news: Any) -> list[Outcome]:
     return play(batch, lambda round_: news.put((number, round_ + 1)) if round_ % 10 == 9 else None)
 
 
-def on_ray(batches: list[Batch], jobs: int | None, told: Told) -> Played:
+def on_ray(batches: list[Batch], workers: int, told: Told) -> Played:
     """On a Ray cluster: the one that RAY_ADDRESS names, or one that is started on this machine for the study."""
     ray = require("ray", extra="ray")
     started = not ray.is_initialized()
     if started:
         ray.init(
-            num_cpus=jobs if "RAY_ADDRESS" not in os.environ else None, include_dashboard=False, log_to_driver=False
+            num_cpus=None if "RAY_ADDRESS" in os.environ else workers, include_dashboard=False, log_to_driver=False
         )
     try:
-        gpu = 1 / DEVICE_JOBS if ray.cluster_resources().get("GPU") else 0
+        gpu = 1 / DEVICE_WORKERS if ray.cluster_resources().get("GPU") else 0
         work = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=TRIES - 1)(_remote)
         pending = {work.remote(batch): number for number, batch in enumerate(batches)}
         while pending:
@@ -129,4 +124,4 @@ def _fetched(ray: Any, reference: Any, batch: Batch) -> list[Outcome]:
         return [Outcome(job, [], f"Ray could not play it: {error}") for job in batch]
 
 
-ENGINES: dict[str, Callable[[list[Batch], int | None, Told], Played]] = {"local": local, "ray": on_ray}
+ENGINES: dict[str, Callable[[list[Batch], int, Told], Played]] = {"local": local, "ray": on_ray}

@@ -15,7 +15,7 @@ from cyber0.study.folder import StudyFolder
 from cyber0.study.recipe import Recipe
 from cyber0.study.report import write
 from cyber0.study.results import Results
-from cyber0.study.work import Batch, Job, Outcome, batches
+from cyber0.study.work import Batch, Job, Outcome, batches, workers_for
 from cyber0.threads import cores
 
 __all__ = ["Watch", "jobs_of", "study"]
@@ -55,10 +55,11 @@ def study(
     watch, every = watch or Watch(), jobs_of(recipe, options or {})
     with StudyFolder(out, recipe) as folder:
         left = [job for job in every if not folder.done(job)]
-        planned, clock = batches(left), time.perf_counter()
+        workers, clock = jobs or workers_for(left), time.perf_counter()
+        planned = batches(left, workers)
         watch.begin(planned, len(every) - len(left))
         try:
-            for number, outcomes in ENGINES[engine](planned, jobs, watch.progress):
+            for number, outcomes in ENGINES[engine](planned, workers, watch.progress):
                 for outcome in outcomes:
                     folder.keep(outcome)
                 watch.end(number, outcomes)

@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,12 @@ from cyber0.config import RunConfig
 from cyber0.errors import Cyber0Error
 from cyber0.extras import require
 from cyber0.study.recipe import Labels
+from cyber0.threads import cores
 
-__all__ = ["Batch", "Job", "Outcome", "batches", "play"]
+__all__ = ["Batch", "Job", "Outcome", "batches", "on_cuda", "play", "workers_for"]
 
-TOGETHER = 30  # runs in a batch on a device, where it pays: beyond, what they do one by one takes most of the time
+TOGETHER = 30  # runs in a batch on a GPU: beyond, what they do one by one takes most of the time
+DEVICE_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +50,33 @@ class Outcome:
     error: str | None = None
 
 
-def batches(jobs: Sequence[Job], together: int | None = None) -> list[Batch]:
-    """Runs of one shape, up to `together` at a time: by default 30 on a GPU; 1 on a CPU, where more does not pay.
+def batches(jobs: Sequence[Job], workers: int = 1) -> list[Batch]:
+    """Runs of one shape in batches: on a GPU up to 30, fewer if `workers` would wait; on a CPU, where none pays, 1.
 
     >>> jobs = [Job({"rule": "mean"}, RunConfig(seed=seed, device="cpu")) for seed in range(5)]
-    >>> [len(batch) for batch in batches(jobs)], [len(batch) for batch in batches(jobs, together=3)]
-    ([1, 1, 1, 1, 1], [3, 2])
+    >>> [len(batch) for batch in batches(jobs)]
+    [1, 1, 1, 1, 1]
     """
     from cyber0.simulation.ensemble import shape_of
 
+    shapes: dict[str | None, list[Job]] = {}
+    for job in jobs:
+        shapes.setdefault(shape_of(job.config), []).append(job)
     result: list[Batch] = []
-    for shape, group in groupby(
-        sorted(jobs, key=lambda job: shape_of(job.config) or ""), lambda job: shape_of(job.config)
-    ):
-        runs = list(group)
-        size = 1 if shape is None else together or (TOGETHER if on_cuda(runs[0].config.device) else 1)
+    for shape, runs in shapes.items():
+        pays = shape is not None and on_cuda(runs[0].config.device)
+        size = min(TOGETHER, -(-len(jobs) // workers)) if pays else 1
         result += [runs[first : first + size] for first in range(0, len(runs), size)]
     return result
+
+
+def workers_for(jobs: Sequence[Job]) -> int:
+    """How many processes to play runs on: as many as there are cores; not too many to share a GPU.
+
+    >>> workers_for([Job({}, RunConfig(device="cpu"))]) == cores()
+    True
+    """
+    return min(cores(), DEVICE_WORKERS) if jobs and on_cuda(jobs[0].config.device) else cores()
 
 
 def on_cuda(device: str) -> bool:
