@@ -179,7 +179,7 @@ def _show(console: Console, results: "Results") -> None:
     console.print(table)
     for cell in shown.beside:
         console.print(f"{cell.name}: {_entry(cell, None)}", highlight=False)
-    found = agreement(cells)
+    found = agreement([cell for cell in cells if not cell.beside])
     if found is not None:
         console.print(f"against the paper: RMSE {found.rmse:.1f} points, bias {found.bias:+.1f}", highlight=False)
 

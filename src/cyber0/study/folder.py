@@ -68,8 +68,11 @@ class StudyFolder:
         if outcome.error is not None:
             write_whole(failed, json.dumps({"labels": job.labels, "seed": job.config.seed, "error": outcome.error}))
             return
-        kept = {"labels": job.labels, "config": _config(job), "lines": outcome.lines[:-1], "summary": outcome.lines[-1]}
-        write_whole(self._file(job), json.dumps(kept, allow_nan=False))
+        *lines, summary = outcome.lines
+        kept = json.dumps({"labels": job.labels, "config": _config(job), "lines": lines, "summary": summary})
+        write_whole(
+            self._file(job), kept.replace(job.config.data or "DIR", "DIR")
+        )  # where data are is nobody's business
         failed.unlink(missing_ok=True)
 
     def log(self, line: dict[str, Any]) -> None:
@@ -121,7 +124,7 @@ class StudyFolder:
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         if not lines:
             return {}
-        return {**lines[-1], "seconds": sum(line["seconds"] for line in lines)}
+        return {**lines[-1], **{key: sum(line[key] for line in lines) for key in ("runs", "seconds")}}
 
 
 def _config(job: Job) -> dict[str, Any]:

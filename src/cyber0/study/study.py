@@ -58,14 +58,17 @@ def study(
         workers, clock = jobs or workers_for(left), time.perf_counter()
         planned = batches(left, workers)
         watch.begin(planned, len(every) - len(left))
+        ended = 0
         try:
             for number, outcomes in ENGINES[engine](planned, workers, watch.progress):
                 for outcome in outcomes:
                     folder.keep(outcome)
+                ended += len(outcomes)
                 watch.end(number, outcomes)
         finally:
             if left:
-                folder.log({"command": command, **_machine(), "engine": engine, "seconds": time.perf_counter() - clock})
+                took = {"runs": ended, "seconds": round(time.perf_counter() - clock, 1)}
+                folder.log({"command": command, **_machine(), "engine": engine, **took})
         results = folder.results(every)
         write(results, out)
     return results
