@@ -35,7 +35,10 @@ class StudyFolder:
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.path, self.recipe = path, recipe
         try:
-            (path / "runs").mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            others = sorted(found.name for found in path.iterdir() if found.name not in (".lock", "runs"))
+            if others and not (path / "study.toml").exists():
+                raise InvalidConfig(f"{path} holds something else ({others[0]}): name another folder")
             self._lock = locked(path, "study")
         except OSError as error:
             raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
@@ -103,9 +106,7 @@ class StudyFolder:
         """Make the folder this study's, or see that it is; a study may go on with more seeds than it began with."""
         kept = self.path / "study.toml"
         if not kept.exists():
-            others = sorted(path.name for path in self.path.iterdir() if path.name not in ("runs", ".lock"))
-            if others:
-                raise InvalidConfig(f"{self.path} holds something else ({others[0]}): name another folder")
+            (self.path / "runs").mkdir(exist_ok=True)
             write_whole(kept, self.recipe.to_toml())
             return
         found, ours = load(kept), Recipe.of(load(kept))

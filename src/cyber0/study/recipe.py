@@ -128,11 +128,14 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if not self.cells():
-            raise ValueError("the grid is empty: give `axes` with values, and exclude fewer of them")
         for axis in self._axes_named():
             if axis not in self.axes:
                 raise UnknownName("axis", axis, self.axes)
+        for cell in self.also:
+            if missing := [axis for axis in self.axes if axis not in cell.labels]:
+                raise ValueError(f"also: the cell {cell.name!r} has no label on {missing[0]!r}: give one for each axis")
+        if not self.cells():
+            raise ValueError("the grid is empty: give `axes` with values, and exclude fewer of them")
         for pattern in (*self.exclude, *(figure.where for figure in self.figures)):
             self._check_labels(pattern)
         return self

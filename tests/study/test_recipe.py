@@ -1,0 +1,102 @@
+"""Recipes: what they say, and what they are told when they say it wrong."""
+
+import pytest
+
+from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
+from cyber0.simulation.ensemble import shape_of
+from cyber0.study.recipe import Recipe, find, shipped
+from cyber0.study.study import jobs_of
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_makes_runs_and_survives_its_own_file(name):
+    recipe = find(name)
+    assert Recipe.of(find(name).model_dump()) == recipe
+    jobs = jobs_of(recipe, {})
+    assert len(jobs) == len(recipe.cells()) * recipe.seeds
+    assert len({job.name for job in jobs}) == len(jobs)
+    assert all(shape_of(job.config) for job in jobs)
+
+
+def test_a_recipe_written_to_toml_is_the_same_recipe(tmp_path):
+    for name in shipped():
+        (tmp_path / "again.toml").write_text(find(name).to_toml())
+        assert find(str(tmp_path / "again.toml")) == find(name)
+
+
+def test_table1_is_the_papers():
+    recipe = find("table1")
+    cells = recipe.cells()
+    grid = [cell for cell in cells if cell.labels["attack"] != "none"]
+    assert len(grid) == 40
+    assert all(recipe.published(cell.labels) for cell in grid)
+    assert sum(map(len, recipe.paper.values())) == 41
+    values = [cell.config(seed=0) for cell in grid]
+    assert {(c.clients, c.byzantine, c.directions, c.rounds, c.mu, c.lr, c.batch) for c in values} == {
+        (40, 10, 64, 400, 0.001, 0.01, 64)
+    }
+
+
+def test_exclusions_labels_and_cells_beside_the_grid():
+    recipe = Recipe.of(
+        {
+            "base": {"rounds": 3},
+            "axes": {"rule": ["mean", "cwtm"], "attack": {"A": "sf", "B": {"attack": "none", "byzantine": 0}}},
+            "exclude": [{"rule": "cwtm", "attack": ["B"]}],
+            "also": [{"labels": {"rule": "x", "attack": "y"}, "values": {"lr": 1.0}}],
+        }
+    )
+    assert [cell.name for cell in recipe.cells()] == ["mean, A", "mean, B", "cwtm, A", "x, y"]
+    assert recipe.cells()[1].config(0).byzantine == 0
+    assert recipe.cells()[3].config(0).rounds == 3
+
+
+def test_extends_replaces_keys_of_base_and_axes_and_all_else_whole(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'extends = "table1"\ntitle = "mine"\n[base]\nrounds = 7\n[axes]\nrule = ["cwtm"]\nexclude = []\n'
+    )
+    with pytest.raises(Cyber0Error):
+        find(str(tmp_path / "mine.toml"))  # table1's exclusions name rules that are no longer there
+    (tmp_path / "mine.toml").write_text(
+        'extends = "table1"\nexclude = []\nfigures = []\n[base]\nrounds = 7\n[axes.rule]\nCWTM = "cwtm"\n'
+    )
+    recipe = find(str(tmp_path / "mine.toml"))
+    assert len(recipe.cells()) == 2 * 6 + 2
+    assert recipe.base == {"rounds": 7, "alpha": 0.1}
+    (tmp_path / "own.toml").write_text(f'extends = "{tmp_path}/own.toml"\n')
+    with pytest.raises(InvalidConfig, match="cannot extend itself"):
+        find(str(tmp_path / "own.toml"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"axes": {"ruel": ["mean"]}}, "unknown axis 'ruel'.*did you mean 'rule'"),
+        ({"axes": {"speed": {"fast": {"lrr": 1.0}}}}, "unknown key of axis 'speed' 'lrr'"),
+        ({"axes": {"rule": []}}, "the grid is empty"),
+        ({"axes": {"rule": ["mean"]}, "exclude": [{"rule": "mean"}]}, "the grid is empty"),
+        ({"axes": {"rule": ["mean"]}, "exclude": [{"rule": "maen"}]}, "unknown label of axis 'rule' 'maen'"),
+        ({"axes": {"rule": ["mean"]}, "exclude": [{"rull": "mean"}]}, "unknown axis 'rull'"),
+        ({"axes": {"rule": ["mean"]}, "table": {"rows": ["rule"], "columns": ["attack"]}}, "unknown axis 'attack'"),
+        ({"axes": {"rule": ["mean"]}, "figures": [{"name": "A b", "title": "", "line": []}]}, "figures.0.name = 'A b'"),
+        ({"axes": {"rule": ["mean"]}, "seeds": 0}, "seeds = 0"),
+        ({"axes": {"rule": ["mean"]}, "also": [{"labels": {}, "values": {}}]}, "has no label on 'rule'"),
+        ({"axis": {"rule": ["mean"]}}, "unknown key of a study 'axis'"),
+        ({}, "axes"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_said(keys, message):
+    with pytest.raises((InvalidConfig, UnknownName), match=message):
+        Recipe.of(keys)
+
+
+@pytest.mark.parametrize("values", [{"rounds": "many"}, {"rule": "mean", "byzantine": 30}])
+def test_a_cell_that_no_run_can_be_made_of_is_refused_before_any_is_played(values):
+    with pytest.raises(InvalidConfig):
+        jobs_of(Recipe.of({"base": values, "axes": {"lr": [0.1]}}), {})
+
+
+def test_two_cells_of_one_name_are_refused():
+    twice = {"axes": {"rule": ["mean"]}, "also": [{"labels": {"rule": "mean"}, "values": {"rule": "median"}}]}
+    with pytest.raises(InvalidConfig, match="two cells are called 'mean'"):
+        jobs_of(Recipe.of(twice), {})

@@ -1,0 +1,153 @@
+"""A study is played whole whatever happens to it: real processes, real kills, real Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cyber0.errors import InvalidConfig, UnknownName
+from cyber0.study.recipe import Recipe
+from cyber0.study.study import Watch, study
+
+SMALL = {"clients": 5, "byzantine": 1, "directions": 4, "batch": 4, "rounds": 4, "source": "embedded", "device": "cpu"}
+KEYS = {"seeds": 2, "base": SMALL, "axes": {"rule": ["cwtm", "krum"], "attack": ["sf"]}}
+
+
+def played(out, keys=KEYS, **options):
+    ended = []
+    watch = Watch(end=lambda _, outcomes: ended.extend(outcomes))
+    results = study(Recipe.of(keys), out, jobs=1, watch=watch, **options)
+    return results, ended
+
+
+def measured(results):
+    frame = results.frame.drop(columns="seconds")
+    return frame.sort_values(["rule", "seed", "round"], ignore_index=True)
+
+
+def test_a_study_is_played_once_and_grows_with_its_seeds(tmp_path):
+    results, ended = played(tmp_path)
+    assert len(ended) == 4
+    assert len(results.frame) == 4 * 2
+    assert (tmp_path / "report.html").exists()
+    assert played(tmp_path)[1] == []
+    results, ended = played(tmp_path, {**KEYS, "seeds": 3})
+    assert sorted(outcome.job.config.seed for outcome in ended) == [2, 2]
+    assert len(results.frame) == 6 * 2
+
+
+def test_a_run_that_was_lost_is_played_again_to_the_same_numbers(tmp_path):
+    before = measured(played(tmp_path)[0])
+    (tmp_path / "runs" / "krum_sf_seed1.json").unlink()
+    results, ended = played(tmp_path)
+    assert [outcome.job.name for outcome in ended] == ["krum_sf_seed1"]
+    assert measured(results).equals(before)
+
+
+def test_a_failed_cell_is_reported_and_stops_no_other(tmp_path, monkeypatch):
+    (tmp_path / "sick_rule.py").write_text(
+        "def sick(votes, byzantine):\n    if votes.any():\n"
+        "        raise RuntimeError('no more')\n    return votes[..., 0, :]\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = {**KEYS, "axes": {"rule": ["sick_rule:sick", "cwtm"]}}
+    results, _ = played(tmp_path / "out", keys)
+    assert [(failure.labels["rule"], failure.seed) for failure in results.failures] == [
+        ("sick_rule:sick", 0),
+        ("sick_rule:sick", 1),
+    ]
+    assert "no more" in results.failures[0].message
+    assert len(results.frame) == 2 * 2
+    (tmp_path / "sick_rule.py").write_text("def sick(votes, byzantine):\n    return votes[..., 0, :]\n")
+    results, ended = played(tmp_path / "out", keys)
+    assert results.failures == []
+    assert len(ended) == 2
+
+
+def test_a_process_that_dies_takes_no_other_run_with_it(tmp_path, monkeypatch):
+    (tmp_path / "deadly_rule.py").write_text(
+        "import os, signal\n\ndef deadly(votes, byzantine):\n    if votes.any():\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n    return votes[..., 0, :]\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = {**KEYS, "seeds": 1, "axes": {"rule": ["deadly_rule:deadly", "cwtm"]}}
+    results, _ = played(tmp_path / "out", keys)
+    assert [failure.labels["rule"] for failure in results.failures] == ["deadly_rule:deadly"]
+    assert "its process died" in results.failures[0].message
+    assert set(results.frame["rule"]) == {"cwtm"}
+
+
+def test_a_killed_study_goes_on_where_it_was(tmp_path):
+    (tmp_path / "recipe.toml").write_text(Recipe.of({**KEYS, "seeds": 6}).to_toml())
+    command = [sys.executable, "-m", "cyber0", "study", str(tmp_path / "recipe.toml"), "--jobs", "1"]
+    command += ["--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    while not list((tmp_path / "out").glob("runs/*.json")):
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    done = {path.name for path in (tmp_path / "out").glob("runs/*.json")}
+    assert 0 < len(done) < 12
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{len(done)} of 12 runs are done already" in again.stdout
+    alone, _ = played(tmp_path / "alone", {**KEYS, "seeds": 6})
+    kept = [json.loads((tmp_path / "out" / "runs" / name).read_text()) for name in sorted(done)]
+    for run in kept:
+        rows = alone.frame[
+            (alone.frame["rule"] == run["labels"]["rule"]) & (alone.frame["seed"] == run["config"]["seed"])
+        ]
+        assert rows["accuracy"].tolist() == [line["accuracy"] for line in run["lines"]]
+
+
+def test_ray_gives_the_same_numbers(tmp_path):
+    pytest.importorskip("ray")
+    here, there = played(tmp_path / "local")[0], played(tmp_path / "ray", engine="ray")[0]
+    assert measured(here).equals(measured(there))
+
+
+def test_the_folder_of_another_study_is_left_alone(tmp_path):
+    played(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InvalidConfig, match=r"holds another study .*base differs"):
+        played(tmp_path, {**KEYS, "base": {**SMALL, "rounds": 5}})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("chapter 1")
+    with pytest.raises(InvalidConfig, match=r"holds something else \(thesis.tex\)"):
+        played(tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_an_unknown_engine_is_named(tmp_path):
+    with pytest.raises(UnknownName, match="unknown engine 'rey'"):
+        played(tmp_path / "none", engine="rey")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tabel1"], "unknown study 'tabel1'"),
+        (["quick", "--set", "rounds"], "write key=value"),
+        (["quick", "--set", "ruonds=3"], "unknown key 'ruonds'"),
+        (["quick", "--set", "rounds=0"], "rounds = 0"),
+        (["missing.toml"], "cannot read the recipe missing.toml"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said(arguments, message, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "cyber0", "study", *arguments, "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not Path(tmp_path / "out").exists()
