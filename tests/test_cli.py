@@ -16,7 +16,14 @@ def test_version():
     assert invoke("--version").output == f"cyber0 {cyber0.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["data"], ["demo"], ["doctor"], ["theory"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *([name] for name in ("run", "study", "data", "demo", "doctor", "theory", "replay", "verify", "ledger")),
+        [],
+        *(["ledger", name] for name in ("show", "export", "import")),
+    ],
+)
 def test_help(command):
     result = invoke(*command, "--help")
     assert result.exit_code == 0

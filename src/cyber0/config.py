@@ -128,7 +128,14 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def sentences(error: ValidationError) -> str:
-    """Every problem of a configuration: its field, its value, what would be right."""
+    """Every problem of a configuration: its field, its value, what would be right.
+
+    >>> try:
+    ...     RunConfig(rounds=0)
+    ... except ValidationError as error:
+    ...     print(sentences(error))
+    rounds = 0: input should be greater than or equal to 1
+    """
     return "; ".join(map(_sentence, error.errors()))
 
 

@@ -70,6 +70,13 @@ class Minutes:
     """What is kept of a run as it is played: its evaluations in `lines`, and in its folder, if it has one.
 
     A run that is played with others is told the `share` of the time that is its own.
+
+    >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=1))
+    >>> minutes = Minutes(simulation)
+    >>> for played in simulation.play():
+    ...     minutes.add(played)
+    >>> [line["round"] for line in minutes.lines]
+    [0, 1]
     """
 
     def __init__(self, simulation: Simulation, folder: Folder | None = None, share: float = 1.0) -> None:

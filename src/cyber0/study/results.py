@@ -29,6 +29,9 @@ class Results:
     accuracy (0 to 1), loss, scalars_up_per_client, scalars_down_per_client, bytes_up_per_client,
     bytes_down_per_client, seconds. `about` says how it was measured, as pairs to show: the command, versions, the
     device, the data, the time it took.
+
+    >>> Results(Recipe.of({"axes": {"rule": ["mean"]}}), frame=None).failures
+    []
     """
 
     recipe: Recipe

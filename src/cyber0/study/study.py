@@ -23,7 +23,11 @@ __all__ = ["Watch", "jobs_of", "study"]
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a display hears of: the batches to be played and how many runs are done already; progress; what ends."""
+    """What a display hears of: the batches to be played and how many runs are done already; progress; what ends.
+
+    >>> Watch(begin=lambda batches, done: print(len(batches), "batches to play")).begin([], 0)
+    0 batches to play
+    """
 
     begin: Callable[[list[Batch], int], None] = lambda _batches, _done: None
     progress: Callable[[int, int], None] = lambda _number, _round: None

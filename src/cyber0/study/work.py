@@ -43,7 +43,11 @@ Batch = list[Job]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run: its evaluations, then its summary; or an error."""
+    """What became of a run: its evaluations, then its summary; or an error.
+
+    >>> Outcome(Job({"rule": "krum"}, RunConfig()), [], "out of memory").error
+    'out of memory'
+    """
 
     job: Job
     lines: list[dict[str, Any]]
@@ -89,7 +93,13 @@ def on_cuda(device: str) -> bool:
 
 
 def play(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
-    """Play a batch; if that fails, its runs one by one, so that an error stays with the run it belongs to."""
+    """Play a batch; if that fails, its runs one by one, so that an error stays with the run it belongs to.
+
+    >>> job = Job({}, RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2, device="cpu"))
+    >>> [outcome] = play([job], watch=lambda round: None)
+    >>> [line["round"] for line in outcome.lines[:-1]]
+    [0, 2]
+    """
     try:
         return _together(batch, watch)
     except Exception as error:  # whatever it is, the other runs of the study go on
