@@ -8,3 +8,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"]).pytest()
 
 collect_ignore = [] if find_spec("triton") else ["src/cyber0/directions/kernels.py"]
+if not find_spec("flwr"):
+    collect_ignore += [f"src/cyber0/flower/{name}.py" for name in ("server", "session", "sessions")]
+if not find_spec("transformers"):
+    collect_ignore += ["docs/text.md", "src/cyber0/tasks/text"]

@@ -2,5 +2,5 @@
 
 from importlib import import_module
 
-for name in ("directions", "estimate", "aggregation", "attacks", "simulation", "ledger"):
+for name in ("directions", "estimate", "aggregation", "attacks", "simulation", "ledger", "network"):
     import_module(f"benchmarks.{name}").main()

@@ -19,7 +19,7 @@ def test_version():
 @pytest.mark.parametrize(
     "command",
     [
-        *([name] for name in ("run", "study", "data", "demo", "doctor", "theory", "replay", "verify", "ledger")),
+        *([name] for name in ("run", "study", "data", "demo", "doctor", "theory", "replay", "verify", "ledger", "serve", "join", "keys", "flower")),
         [],
         *(["ledger", name] for name in ("show", "export", "import")),
     ],

@@ -31,6 +31,7 @@ class RunConfig(BaseModel):
     algorithm: Literal["cyber0", "fedavg"] = Field("cyber0", description="The method, or the baseline FedAvg.")
     task: str = Field("mnist", description="What to train: a task's name, or package.module:object.")
     data: str | None = Field(None, description="The folder of the data files.")
+    model: str | None = Field(None, description="The language model: a hub id or a folder.")
     source: str = Field("auto", description="Where the data come from: auto, embedded, or the full set's name.")
     clients: Positive = Field(40, description="How many clients there are (the paper's n).")
     byzantine: Annotated[int, Field(ge=0)] = Field(10, description="How many of them may lie (the paper's b).")

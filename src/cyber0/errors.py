@@ -18,10 +18,15 @@
     │   ├── InvalidExport                a file that is no exported run, or a damaged one
     │   ├── InvalidKeys                  a key, a certificate or a folder of them that is missing, expired or of others
     │   ├── InvalidSigner                a file that holds no key or certificate to sign or check with
+    │   ├── InvalidModel                 a language model that cannot be had, or not be used for a task
     │   ├── InvalidName                  a name that is not written as one
     │   ├── RejectedMessage              bytes from the network that are no message of this protocol
     │   └── UnknownName                  a name that is not in the list it is looked up in
     ├── NonFiniteLoss (ArithmeticError)  a loss came out NaN or infinite
+    ├── Disagreement (RuntimeError)      the clients of a run do not hold the same weights
+    ├── FederationError (RuntimeError)   a federation goes on without this client
+    │   ├── Refused                      the federator will not have it, and says why
+    │   └── Unreachable                  no federator answers
     ├── BackendError (RuntimeError)      a backend is absent, or fails its known answers
     └── MissingExtra (ImportError)       an optional dependency is not installed
 
@@ -39,7 +44,9 @@ from difflib import get_close_matches
 __all__ = [
     "BackendError",
     "Cyber0Error",
+    "Disagreement",
     "EmptyBatch",
+    "FederationError",
     "InputError",
     "InvalidAggregation",
     "InvalidArray",
@@ -52,6 +59,7 @@ __all__ = [
     "InvalidIdentity",
     "InvalidKeys",
     "InvalidLedger",
+    "InvalidModel",
     "InvalidName",
     "InvalidParameters",
     "InvalidSigner",
@@ -59,8 +67,10 @@ __all__ = [
     "KeyOutOfRange",
     "MissingExtra",
     "NonFiniteLoss",
+    "Refused",
     "RejectedMessage",
     "UnknownName",
+    "Unreachable",
 ]
 
 
@@ -143,6 +153,10 @@ class InvalidKeys(InputError):
     """A key, a certificate or a folder of them that cannot be used: missing, expired, of another authority."""
 
 
+class InvalidModel(InputError):
+    """A language model that cannot be had or not be used: no safetensors, no mask token, a label word of two tokens."""
+
+
 class InvalidName(InputError):
     """A name of a rule, an attack, a partition or a task that is not written as one."""
 
@@ -168,6 +182,22 @@ class UnknownName(InputError):
 
 class NonFiniteLoss(Cyber0Error, ArithmeticError):
     """A loss came out NaN or infinite, so it says nothing about the direction it was measured along."""
+
+
+class Disagreement(Cyber0Error, RuntimeError):
+    """The clients of a run do not hold the same weights, or too few of them say what they hold."""
+
+
+class FederationError(Cyber0Error, RuntimeError):
+    """A federation goes on without this client."""
+
+
+class Refused(FederationError):
+    """The federator will not have this client, or this client not the federator; the message is the reason."""
+
+
+class Unreachable(FederationError):
+    """No federator answers, for as long as a client was told to try."""
 
 
 class BackendError(Cyber0Error, RuntimeError):

@@ -1,5 +1,7 @@
 """Who is welcome, how a run is founded, what a client that comes late is sent."""
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +58,22 @@ def test_who_left_before_the_founding_does_not_count():
 def test_founding_is_written_before_anybody_is_welcomed():
     kinds = [type(effect) if not isinstance(effect, Send) else type(effect.message) for effect in bench().effects]
     assert kinds.index(Found) < kinds.index(Welcome)
+
+
+def test_the_layout_that_any_of_them_sent_is_written_down():
+    layout = b'[["w",[3],"float32"]]'
+    manifest = hashlib.sha256(layout).digest()
+    machine = Bench(begin(terms(identity=lambda *parts: parts[2])))
+    machine.come("ann", "bob", manifest=manifest)
+    machine.come("cy", manifest=manifest, layout=layout)
+    assert machine.of(Found) == [Found(layout)]
+    assert all(event.hello.layout == b"" for event in machine.state.present.values())
+
+
+def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
+    machine = Bench(begin(terms()))
+    machine.come("ann", layout=b"another")
+    assert machine.sent("ann", Bye)[0].reason == "its layout does not have the digest 0707070707070707 that it names"
 
 
 @pytest.mark.parametrize(

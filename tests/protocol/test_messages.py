@@ -11,11 +11,14 @@ from cyber0.errors import RejectedMessage
 from cyber0.protocol import wire_pb2
 from cyber0.protocol.codec import LIMIT, catch_up, decode_from_client, decode_from_federator, encode, size_limit
 from cyber0.protocol.messages import (
+    Ask,
     Bye,
     CatchUp,
     Committed,
+    Done,
     Evaluation,
     Hello,
+    Invitation,
     Rejection,
     RoundOpen,
     Vote,
@@ -43,11 +46,15 @@ from_client = st.one_of(
         st.booleans(),
         st.booleans(),
         rounds,
+        st.binary(max_size=100),
     ),
+    st.builds(Ask, rounds),
+    st.builds(Done, rounds, st.integers(0, 2**64 - 1)),
     st.builds(Vote, rounds, scalars, st.none() | st.integers(0, 2**64 - 1)),
     st.builds(Evaluation, rounds, st.floats(0, 1), numbers, st.integers(1, 2**32 - 1)),
 )
 from_federator = st.one_of(
+    st.builds(Invitation, st.binary(), rounds),
     st.builds(Welcome, st.binary(), rounds, rounds),
     st.builds(RoundOpen, rounds),
     st.builds(Committed, rounds, scalars),

@@ -10,9 +10,13 @@ from cyber0 import __version__
 from cyber0.cli.data import data
 from cyber0.cli.demo import demo
 from cyber0.cli.doctor import doctor
+from cyber0.cli.flower import flower
+from cyber0.cli.join import join
+from cyber0.cli.keys import keys
 from cyber0.cli.ledger import ledger
 from cyber0.cli.replay import replay
 from cyber0.cli.run import run
+from cyber0.cli.serve import serve
 from cyber0.cli.study import study
 from cyber0.cli.theory import theory
 from cyber0.cli.verify import verify
@@ -28,6 +32,10 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(theory)
 app.add_typer(ledger, name="ledger")
+app.add_typer(keys, name="keys")
+app.add_typer(flower, name="flower")
+app.command()(serve)
+app.command()(join)
 app.command()(replay)
 app.command()(verify)
 

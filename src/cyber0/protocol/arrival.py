@@ -1,5 +1,6 @@
 """Coming and going: who is welcome, how a run is founded, what a client that comes late is sent."""
 
+import hashlib
 from collections import Counter
 from dataclasses import replace
 
@@ -71,6 +72,8 @@ def _refusal(state: State, event: Arrived) -> str:
         return f"it calls itself {hello.name!r}, but its certificate says {client!r}"
     if client not in state.terms.roster:
         return "it is not on the roster"
+    if hello.layout and hashlib.sha256(hello.layout).digest() != hello.manifest:
+        return f"its layout does not have the digest {hello.manifest.hex()[:16]} that it names"
     return _other_run(state.founded, hello) or _other_past(state, event)
 
 
@@ -110,7 +113,8 @@ def _found(state: State) -> Outcome:
     if count < state.terms.majority:
         return state, [Notice(f"{len(state.present)} are here; {state.terms.majority} must bring the same model")]
     applicants = state.present.values()
-    identity = state.terms.identity(manifest, base)
+    layout = next((e.hello.layout for e in applicants if e.hello.layout and e.hello.manifest == manifest), b"")
+    identity = state.terms.identity(manifest, base, layout)
     state = replace(state, founded=Founded(manifest, base, identity), present={})
     effects: list[Effect] = [Found(identity)]
     for event in applicants:
@@ -121,6 +125,8 @@ def _found(state: State) -> Outcome:
 
 def _welcome(state: State, founded: Founded, event: Arrived) -> Outcome:
     link, client, commits = event.link, event.link.client, event.hello.commits
+    known = replace(event, hello=replace(event.hello, layout=b""))  # it has served its purpose
+    state = replace(state, present={**state.present, client: known})
     effects: list[Effect] = [Send(link, Welcome(founded.identity, state.round))]
     if commits < state.round:
         effects.append(Replay(link, commits, state.round))

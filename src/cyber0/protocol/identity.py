@@ -6,7 +6,7 @@ An identity is JSON: sorted keys, no spaces, UTF-8. Its SHA-256 names the run an
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from cyber0.parameters import Entry, Manifest, Parameters
 from cyber0.plan import Plan
 from cyber0.protocol.records import Decision, from_wire
 
-__all__ = ["PROTOCOL", "Identity", "base_digest"]
+__all__ = ["PROTOCOL", "Identity", "base_digest", "layout_bytes", "layout_from"]
 
 PROTOCOL = 1
 FIELDS = ("base", "config", "keep_votes", "layout", "manifest", "protocol", "roster")
@@ -46,6 +46,9 @@ class Identity:
     base: str
     layout: Manifest | None = None
     keep_votes: bool = True
+    written: bytes | None = field(
+        default=None, repr=False, compare=False
+    )  # as it came: a key that is newer is not in it
 
     def __post_init__(self) -> None:
         _check_roster(self.roster, self.config.clients)
@@ -77,7 +80,9 @@ class Identity:
         return self.plan.commit(decision.round, from_wire(decision.scalars, self.plan.rows))
 
     def to_bytes(self) -> bytes:
-        """The one way to write this identity."""
+        """The one way to write this identity; one that was read stays as it was written."""
+        if self.written is not None:
+            return self.written
         fields = {
             "base": self.base,
             "config": self.config.model_dump(mode="json"),
@@ -91,7 +96,9 @@ class Identity:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Identity":
-        """The identity that was written; what is unknown, missing or written another way is refused.
+        """The identity that was written; what is unknown or written another way is refused.
+
+        A configuration may lack keys that are newer than it: they have their defaults, and its digest stays.
 
         >>> Identity.from_bytes(b'{"protocol": 2}')
         Traceback (most recent call last):
@@ -102,13 +109,14 @@ class Identity:
             layout = None if fields["layout"] is None else _layout(fields["layout"])
             names = merged(fields["config"], {}), tuple(fields["roster"]), fields["manifest"], fields["base"]
             identity = cls(*names, layout, fields["keep_votes"])
-            canonical = identity.to_bytes()
+            object.__setattr__(identity, "written", data)
+            canonical = _canonical(fields)
         except InvalidIdentity:
             raise
         except (Cyber0Error, TypeError, ValueError, KeyError) as error:
             raise InvalidIdentity(f"the identity cannot be used: {error}") from None
         if canonical != data:
-            raise InvalidIdentity("the identity is not complete, or not written in the canonical way")
+            raise InvalidIdentity("the identity is not written in the canonical way")
         return identity
 
 
@@ -128,6 +136,33 @@ def base_digest(parameters: Parameters) -> str:
     return digest.hexdigest()
 
 
+def layout_bytes(manifest: Manifest) -> bytes:
+    """A layout as it travels: the JSON whose SHA-256 is the manifest's digest.
+
+    >>> layout_bytes(Manifest((Entry("w", (3,), "float32", 0),)))
+    b'[["w",[3],"float32"]]'
+    """
+    layout = [[entry.name, list(entry.shape), entry.dtype] for entry in manifest.entries]
+    return json.dumps(layout, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def layout_from(data: bytes) -> Manifest:
+    """The manifest of a layout that came from the network.
+
+    >>> layout_from(b'[["w",[3],"float32"]]').size
+    3
+    >>> layout_from(b"[]")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidIdentity: layout: it must name at least one tensor, and none twice
+    """
+    try:
+        return _layout(json.loads(data))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidIdentity):
+            raise
+        raise InvalidIdentity(f"layout: it is no list of [name, shape, type]: {error}") from None
+
+
 def _canonical(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
@@ -144,16 +179,16 @@ def _fields(data: bytes) -> dict[str, Any]:
         raise InvalidIdentity(f"protocol = {fields['protocol']!r}: this version of cyber0 speaks protocol {PROTOCOL}")
     if not isinstance(fields.get("keep_votes", True), bool):
         raise InvalidIdentity(f"keep_votes = {fields['keep_votes']!r} must be true or false")
-    for field in (*FIELDS, *fields):
-        if field not in FIELDS or field not in fields:
-            problem = "is missing" if field in FIELDS else "is unknown"
-            raise InvalidIdentity(f"the identity's field {field!r} {problem}: it has {', '.join(FIELDS)}")
+    for name in (*FIELDS, *fields):
+        if name not in FIELDS or name not in fields:
+            problem = "is missing" if name in FIELDS else "is unknown"
+            raise InvalidIdentity(f"the identity's field {name!r} {problem}: it has {', '.join(FIELDS)}")
     return fields
 
 
-def _check_digest(field: str, digest: Any) -> None:
+def _check_digest(name: str, digest: Any) -> None:
     if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise InvalidIdentity(f"{field} = {digest!r} must be the 64 hexadecimal digits of a SHA-256")
+        raise InvalidIdentity(f"{name} = {digest!r} must be the 64 hexadecimal digits of a SHA-256")
 
 
 def _layout(layout: Sequence[Any]) -> Manifest:

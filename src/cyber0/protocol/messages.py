@@ -1,7 +1,8 @@
 """The messages of a federation, as plain data; `cyber0.protocol.codec` makes bytes of them.
 
-A client opens one stream and says `Hello`. The federator answers `Welcome`, sends the commits the client lacks in
-`CatchUp`s, then `RoundOpen`; from there on a `Vote` goes up and a `Committed` comes down, which opens the next round.
+A client opens one stream. It may `Ask` what the run is, for which the federator sends an `Invitation`, and then says
+`Hello`. The federator answers `Welcome`, sends the commits the client lacks in `CatchUp`s, then `RoundOpen`; from there
+on a `Vote` goes up and a `Committed` comes down, which opens the next round. At the end a client is `Done`.
 """
 
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ from cyber0.protocol.records import Verdict
 
 __all__ = [
     "VERSION",
+    "Ask",
     "Bye",
     "CatchUp",
     "Committed",
+    "Done",
     "Evaluation",
     "FromClient",
     "FromFederator",
     "Hello",
+    "Invitation",
     "Rejection",
     "RoundOpen",
     "Vote",
@@ -27,12 +31,36 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """A client that knows only the federator's address asks what is trained there.
+
+    >>> Ask().version
+    1
+    """
+
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What a client must know to build the model it says Hello with: the run's terms, in JSON.
+
+    >>> Invitation(b"{}").terms
+    b'{}'
+    """
+
+    terms: bytes
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """A client presents itself: its model, how many commits it holds, and what it knows of the run.
 
     `manifest` and `base` are the SHA-256 digests of the model's layout and of its initial weights; `head` is the last
     hash of the chain of commits it holds and `run` the digest of the run's identity, both empty where it knows none.
-    `replayed` answers a `replay`.
+    `replayed` answers a `replay`. `layout` is the manifest itself, as the JSON whose digest it has: a client that knows
+    no run sends it, so that the federator, which has no model, can write it down.
 
     >>> Hello("alice", manifest=bytes(32), base=bytes(32)).commits
     0
@@ -47,6 +75,7 @@ class Hello:
     evaluates: bool = False
     replayed: bool = False
     version: int = VERSION
+    layout: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +103,18 @@ class Evaluation:
     accuracy: float
     loss: float
     samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A client's last word: it holds all commits, so many, and its weights have this fingerprint.
+
+    >>> Done(400, fingerprint=7).round
+    400
+    """
+
+    round: int
+    fingerprint: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,5 +196,5 @@ class Bye:
     replay: bool = False
 
 
-FromClient = Hello | Vote | Evaluation
-FromFederator = Welcome | RoundOpen | Committed | CatchUp | Rejection | Bye
+FromClient = Ask | Hello | Vote | Evaluation | Done
+FromFederator = Invitation | Welcome | RoundOpen | Committed | CatchUp | Rejection | Bye

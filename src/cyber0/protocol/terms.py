@@ -11,10 +11,10 @@ from cyber0.protocol.decide import quorum
 
 __all__ = ["Terms"]
 
-Identity = Callable[[bytes, bytes], bytes]
+Identity = Callable[[bytes, bytes, bytes], bytes]
 
 
-def _pair(manifest: bytes, base: bytes) -> bytes:
+def _pair(manifest: bytes, base: bytes, layout: bytes) -> bytes:  # noqa: ARG001
     return manifest + base
 
 
@@ -22,9 +22,10 @@ def _pair(manifest: bytes, base: bytes) -> bytes:
 class Terms:
     """Who votes, on what, for how many rounds, and how long a round waits.
 
-    `identity` makes the run's identity, in canonical bytes, of the manifest's and the base model's digest; `invited`
-    names the clients of a round (None: all of them). A deadline that brings too few votes is doubled, up to `longest`
-    seconds. Votes of every `fingerprint_every`th round carry fingerprints.
+    `identity` makes the run's identity, in canonical bytes, of the manifest's and the base model's digest and of the
+    layout (empty where nobody sent it); `invited` names the clients of a round (None: all of them). A deadline that
+    brings too few votes is doubled, up to `longest` seconds. Votes of every `fingerprint_every`th round carry a
+    fingerprint.
 
     >>> plan = Plan(seed=0, directions=2, local_epochs=1, scheme="unbiased", mu=1e-3, learning_rate=0.01)
     >>> terms = Terms(("alice", "bob", "carol", "dave"), byzantine=1, plan=plan, rule="cwtm", rounds=400)

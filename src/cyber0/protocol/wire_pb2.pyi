@@ -6,33 +6,53 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToFederator(_message.Message):
-    __slots__ = ("hello", "vote", "evaluation")
+    __slots__ = ("hello", "vote", "evaluation", "ask", "done")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     vote: Vote
     evaluation: Evaluation
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ...) -> None: ...
+    ask: Ask
+    done: Done
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "round_open", "committed", "catch_up", "rejection", "bye")
+    __slots__ = ("welcome", "round_open", "committed", "catch_up", "rejection", "bye", "invitation")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROUND_OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     CATCH_UP_FIELD_NUMBER: _ClassVar[int]
     REJECTION_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     round_open: RoundOpen
     committed: Committed
     catch_up: CatchUp
     rejection: Rejection
     bye: Bye
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., round_open: _Optional[_Union[RoundOpen, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    invitation: Invitation
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., round_open: _Optional[_Union[RoundOpen, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class Invitation(_message.Message):
+    __slots__ = ("version", "terms")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    terms: bytes
+    def __init__(self, version: _Optional[int] = ..., terms: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed")
+    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +62,7 @@ class Hello(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     EVALUATES_FIELD_NUMBER: _ClassVar[int]
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     manifest: bytes
@@ -51,7 +72,8 @@ class Hello(_message.Message):
     run: bytes
     evaluates: bool
     replayed: bool
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ...) -> None: ...
+    layout: bytes
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("round", "scalars", "fingerprint")
@@ -74,6 +96,14 @@ class Evaluation(_message.Message):
     loss: float
     samples: int
     def __init__(self, round: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("round", "fingerprint")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    fingerprint: int
+    def __init__(self, round: _Optional[int] = ..., fingerprint: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("version", "identity", "round")

@@ -9,26 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cyber0.tasks.batches import positions
+from cyber0.tasks.batches import participants, positions
 from cyber0.tasks.dataset import Dataset
 
 __all__ = ["Population", "participants"]
 
 Indices = NDArray[np.int64]
 AHEAD, SAMPLES = 32, 2**20  # rounds whose batches are drawn in one call, and how many samples that may be
-
-
-def participants(seed: int, t: int, clients: int, invited: int, dropout: float) -> Indices:
-    """Who takes part in round t: as many as are invited, drawn by seed, less those who drop out.
-
-    >>> participants(seed=0, t=0, clients=10, invited=5, dropout=0.0)
-    array([5, 6, 7, 8, 9])
-    """
-    if invited == clients and dropout == 0:
-        return np.arange(clients)
-    rng = np.random.default_rng([seed, t, 0x50415254])  # "PART"
-    drawn = rng.permutation(clients)[:invited]
-    return np.sort(drawn[rng.random(invited) >= dropout])
 
 
 @lru_cache(maxsize=1)  # runs that are played together share them

@@ -21,7 +21,7 @@ from cyber0.simulation.learners import Batched, FedAvg, Learner, Sequential, Wor
 from cyber0.simulation.population import Indices, Population, participants
 from cyber0.tasks import partition
 from cyber0.tasks.task import Task, evaluate
-from cyber0.tasks.task import find as find_task
+from cyber0.tasks.task import make as make_task
 
 __all__ = ["Round", "Simulation"]
 
@@ -62,7 +62,7 @@ class Simulation:
         self.device = _device(config.device)
         with _named("task", config.task):
             folder = None if config.data is None else Path(config.data)
-            self.task = task or find_task(config.task)(folder, config.source)
+            self.task = task or make_task(config.task, folder, config.source, config.model)
             module = self.task.build(config.seed).to(self.device).eval()
         self.parameters = Parameters.of(module)
         with _named("partition", config.partition):

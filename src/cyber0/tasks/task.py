@@ -2,12 +2,13 @@
 
 A task is made by a plain callable, found by name or as `package.module:object`:
 
-    make(directory, source) -> Task
+    make(directory, source) -> Task                    with a keyword `model` if it takes a language model
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 from torch import nn
 
 from cyber0 import names
+from cyber0.errors import InvalidConfig
 from cyber0.tasks import models
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.mnist import load
 
-__all__ = ["TASKS", "Task", "cross_entropy", "evaluate", "find", "mnist", "mnist_cnn", "mnist_mlp"]
+__all__ = ["TASKS", "Task", "cross_entropy", "evaluate", "find", "make", "mnist", "mnist_cnn", "mnist_mlp"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -131,3 +133,25 @@ def find(name: str | Callable[..., Task]) -> Callable[..., Task]:
     cyber0.errors.UnknownName: unknown task 'mnits': use one of mnist, mnist-cnn, mnist-mlp (did you mean 'mnist'?)
     """
     return names.find("task", name, TASKS)
+
+
+def make(
+    name: str | Callable[..., Task],
+    directory: Path | str | None = None,
+    source: str = "auto",
+    model: str | None = None,
+) -> Task:
+    """The task of a name, made: of data, and of a language model, by hub id or folder, if it takes one.
+
+    >>> make("mnist", source="embedded").name
+    'mnist'
+    >>> make("mnist", model="roberta-large")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: model = 'roberta-large': the task 'mnist' takes no language model: leave it out
+    """
+    found = find(name)
+    if model is None:
+        return found(directory, source)
+    if "model" not in signature(found).parameters:
+        raise InvalidConfig(f"model = {model!r}: the task {name!r} takes no language model: leave it out")
+    return found(directory, source, model=model)

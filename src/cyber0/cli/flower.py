@@ -1,0 +1,40 @@
+"""`cyber0 flower`: a federation on Flower."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cyber0.cli.run import with_config_options
+from cyber0.config import load, merged
+from cyber0.flower.template import new as write
+
+__all__ = ["flower"]
+
+flower = typer.Typer(no_args_is_help=True, help="Run a federation on Flower.")
+
+
+@flower.callback()
+def group() -> None:
+    """Run a federation on Flower."""
+
+
+@flower.command()
+@with_config_options
+def new(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the app.", show_default=False)],
+    recipe: Annotated[
+        Path | None, typer.Option(help="A recipe in TOML: the options below, as keys.", show_default=False)
+    ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(help="The ledger's file, on the ServerApp's machine; else beside the folder.", show_default=False),
+    ] = None,
+    **options: Any,
+) -> None:
+    """Write a Flower app that trains by cyber0; `flwr run` starts it."""
+    given = {name: value for name, value in options.items() if value is not None}
+    write(folder, merged(load(recipe) if recipe else {}, given), ledger)
+    console = Console(soft_wrap=True)
+    console.print(f"written to {folder}; start it with: flwr run {folder} --stream", markup=False, highlight=False)

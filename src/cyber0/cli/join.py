@@ -1,0 +1,124 @@
+"""`cyber0 join`: a client of a real federation."""
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cyber0.cli.ledger import line
+from cyber0.cli.serve import is_loopback
+from cyber0.errors import InvalidConfig, Refused
+from cyber0.network.handshake import refusal
+from cyber0.network.keys import channel_credentials, client_name
+from cyber0.network.session import Outcome, run_client
+
+__all__ = ["join", "state_directory"]
+
+
+def join(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the federator.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Option(help="Your name on the roster; that of the certificate if not given.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder of the data files.", show_default=False)] = None,
+    source: Annotated[str | None, typer.Option(help="Where the data come from, if not as the run says.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    state: Annotated[
+        Path | None, typer.Option(help="Where votes and weights are kept. [default: ~/.local/state/cyber0]")
+    ] = None,
+    index: Annotated[
+        int | None, typer.Option(min=0, help="Which share of the data is yours; your place on the roster if not given.")
+    ] = None,
+    own_code: Annotated[
+        bool, typer.Option("--own-code", help="Import a task or partition of package.module:object: it is yours.")
+    ] = False,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Evaluate on the task's test set now and then.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A safetensors file for the trained weights.")] = None,
+    tls: Annotated[Path | None, typer.Option(help="Your folder of keys, by cyber0 keys issue.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS, to another machine.")] = False,
+    snapshot_every: Annotated[int, typer.Option(min=1, help="Rounds from one copy of the weights to the next.")] = 100,
+    give_up: Annotated[
+        float | None, typer.Option(min=0, help="Seconds without a federator; for ever if not given.")
+    ] = None,
+    attack: Annotated[str | None, typer.Option(help="Lie: sf, random, nan, stale, equivocate or flood.")] = None,
+) -> None:
+    """Join a federation: train on your data, send a few numbers a round, end with the model of all."""
+    if tls is None and not insecure and not is_loopback(address):
+        raise InvalidConfig(f"{address!r} is another machine: give --tls DIR (see cyber0 keys), or say --insecure")
+    if name is None and tls is None:
+        raise InvalidConfig("--name is needed: a name on the federator's roster")
+    if tls is not None:
+        _greet(address, tls)
+    options: dict[str, Any] = {
+        "credentials": None if tls is None else channel_credentials(tls),
+        "data": data,
+        "source": source,
+        "device": device,
+        "state": state or state_directory(),
+        "index": index,
+        "own_code": own_code,
+        "evaluates": evaluate,
+        "attack": attack,
+        "snapshot_every": snapshot_every,
+        "give_up": give_up,
+        "out": out,
+    }
+    _join(address, name or client_name(tls or Path()), options)
+
+
+def _join(address: str, name: str, options: dict[str, Any]) -> None:
+    console = Console()
+    try:
+        with _watching(console, name) as watch:
+            outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
+    except KeyboardInterrupt:
+        console.print(f"stopped; come back with the same command: the state is in {options['state']}", markup=False)
+        raise typer.Exit(130) from None
+    _print(console, outcome, options["out"])
+
+
+def _greet(address: str, tls: Path) -> None:
+    """Say what is wrong with certificates: gRPC would try for ever, and not say why. Who is away may come yet."""
+    channel_credentials(tls)
+    reason = refusal(address, tls)
+    if reason is not None and not reason.startswith(("nothing answers", "no answer")):
+        raise Refused(reason)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _watching(console: Console, name: str) -> Generator[Callable[[Any], None]]:
+    """A bar on a terminal; nothing elsewhere."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task(name, total=None)
+        yield lambda member: progress.update(bar, completed=member.holds, total=member.setup.config.rounds)
+
+
+def _print(console: Console, outcome: Outcome, out: Path | None) -> None:
+    line(console, "rounds", f"{outcome.rounds:,}")
+    if outcome.accuracy is not None:
+        line(console, "accuracy", f"{outcome.accuracy:.2%}")
+        line(console, "loss", f"{outcome.loss:.4f}")
+    line(console, "fingerprint", f"{outcome.fingerprint:016x}")
+    line(console, "head", outcome.head.hex())
+    if out is not None:
+        line(console, "written to", out)
+
+
+def state_directory() -> Path:
+    """Where clients keep their state unless told otherwise: `$XDG_STATE_HOME/cyber0`, or `~/.local/state/cyber0`.
+
+    >>> state_directory().name
+    'cyber0'
+    """
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".local" / "state") / "cyber0"

@@ -1,0 +1,160 @@
+"""`cyber0 serve`: the federator of a real federation."""
+
+import asyncio
+import signal
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cyber0.cli.run import with_config_options
+from cyber0.config import load, merged
+from cyber0.errors import InvalidConfig
+from cyber0.network.keys import federator_key, peer_name, server_credentials
+from cyber0.network.server import Federator
+from cyber0.network.setup import Setup
+from cyber0.network.show import showing
+from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.signing import private_key
+from cyber0.protocol.sqlite import File
+
+__all__ = ["serve"]
+
+
+@with_config_options
+def serve(
+    recipe: Annotated[Path | None, typer.Argument(help="A recipe in TOML: the options of cyber0 run, as keys.")] = None,
+    ledger: Annotated[Path, typer.Option(help="The run's ledger; one that exists is continued.")] = Path("run.ledger"),
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen at.")] = "127.0.0.1:7360",
+    roster: Annotated[
+        str | None,
+        typer.Option(help="Who may join: names with commas, or a file of names. [default: client-0, client-1, ...]"),
+    ] = None,
+    tls: Annotated[Path | None, typer.Option(help="The folder made by cyber0 keys init.", show_default=False)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS: anybody can be anybody.")] = False,
+    key: Annotated[
+        Path | None, typer.Option(help="The key that signs the ledger; that of --tls if not given.", show_default=False)
+    ] = None,
+    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that a round waits for a vote.")] = 60.0,
+    linger: Annotated[float, typer.Option(min=0, help="Seconds to serve latecomers after the end.")] = 0.0,
+    fingerprint_every: Annotated[
+        int, typer.Option(min=1, help="Rounds from one comparison of weights to the next.")
+    ] = 100,
+    no_votes: Annotated[bool, typer.Option("--no-votes", help="Keep the votes' digests, not their values.")] = False,
+    **options: Any,
+) -> None:
+    """Serve a federation: decide each round from the clients' votes. It needs no model, no data and no torch."""
+    given = {name: value for name, value in options.items() if value is not None}
+    check_listen(listen, secure=tls is not None, insecure=insecure)
+    waits = {"deadline": deadline, "fingerprint_every": fingerprint_every}
+    anything = bool(recipe or given or roster or no_votes)
+    asked = _asked(recipe, given, roster, no_votes, waits) if anything or not ledger.exists() else None
+    with File(ledger) as file:
+        setup = _setup(file, asked, waits)
+        signer = key or (federator_key(tls) if tls else None)
+        asyncio.run(_serve(setup, file, listen, tls, None if signer is None else private_key(signer), linger))
+
+
+def _setup(file: Ledger, asked: Setup | None, waits: dict[str, Any]) -> Setup:
+    """The ledger's run, which must not be contradicted; in a new ledger, the one that was asked for."""
+    if not file.founded:
+        return asked or Setup.of(merged({}, {}), **waits)
+    resumed = Setup.resumed(file, **waits)
+    if asked not in (None, resumed):
+        raise InvalidConfig("the ledger holds another run: give its options, or none, or another ledger")
+    return resumed
+
+
+def _asked(
+    recipe: Path | None, given: dict[str, Any], roster: str | None, no_votes: bool, waits: dict[str, Any]
+) -> Setup:
+    names = None if roster is None else names_of(roster)
+    keys = load(recipe) if recipe else {}
+    if names and "clients" not in {**keys, **given}:
+        given = {**given, "clients": len(names)}
+    setup = Setup.of(merged(keys, given), names, keep_votes=not no_votes, **waits)
+    _ = setup.terms  # refuses an unknown rule, or one that needs more votes, before there is a ledger
+    return setup
+
+
+def names_of(roster: str) -> tuple[str, ...]:
+    """The names of a roster: with commas, or one to a line in a file.
+
+    >>> names_of("alice,bob")
+    ('alice', 'bob')
+    """
+    path = Path(roster)
+    text = path.read_text(encoding="utf-8") if path.is_file() else roster
+    return tuple(name.strip() for name in text.replace("\n", ",").split(",") if name.strip())
+
+
+def check_listen(address: str, *, secure: bool, insecure: bool) -> None:
+    """Refuse to listen without TLS where others than this machine can reach it, unless told so.
+
+    >>> check_listen("0.0.0.0:7360", secure=False, insecure=False)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: listen = '0.0.0.0:7360' is reached from other machines: give --tls DIR (see cyber0 \
+keys), or say --insecure
+    """
+    if secure or insecure or is_loopback(address):
+        return
+    raise InvalidConfig(
+        f"listen = {address!r} is reached from other machines: give --tls DIR (see cyber0 keys), or say --insecure"
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine is meant.
+
+    >>> is_loopback("localhost:7360"), is_loopback("[::1]:7360"), is_loopback("192.0.2.7:7360")
+    (True, True, False)
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or not host:
+        raise InvalidConfig(f"address = {address!r}: write HOST:PORT, such as 127.0.0.1:7360")
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ip_address(host.strip("[]")).is_loopback
+    return False
+
+
+async def _serve(setup: Setup, ledger: Ledger, listen: str, tls: Path | None, key: Any, linger: float) -> None:
+    console = Console(soft_wrap=True)
+    with showing(console) as show:
+        federator = Federator(
+            setup, ledger, peer_name=None if tls is None else peer_name, key=key, linger=linger, notice=show.notice
+        )
+        signals: list[int] = []
+
+        def stop(number: int) -> None:
+            signals.append(number)
+            federator.stop("it was told to; it may come back")
+
+        with suppress(NotImplementedError):  # not on every system
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        port = await federator.start(listen, None if tls is None else server_credentials(tls))
+        show.begin(federator, f"{listen.rpartition(':')[0]}:{port}", secure=tls is not None)
+        while not federator.over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(federator.over.wait(), 1.0)
+            show.line()
+        await federator.close()
+    _report(console, federator)
+    if signal.SIGINT in signals:
+        raise typer.Exit(130)
+
+
+def _report(console: Console, federator: Federator) -> None:
+    lines = {"rounds": f"{federator.state.round:,} of {federator.setup.config.rounds:,}", "ended": federator.reason}
+    if federator.ledger.founded:
+        lines["head"] = federator.ledger.head.commit.hex()
+        seals = federator.ledger.seals
+        if seals and seals[-1].fingerprint is not None:
+            lines["fingerprint"] = f"{seals[-1].fingerprint:016x}"
+    for name, value in lines.items():
+        console.print(f"{name:16} {value}", markup=False, highlight=False)

@@ -1,0 +1,34 @@
+"""Federations on Flower: it admits the nodes, delivers the app and watches who is there; rounds travel on our streams.
+
+`cyber0 flower new` writes an app whose two files call these two functions.
+"""
+
+from typing import Any
+
+from cyber0.extras import require
+
+__all__ = ["client_app", "server_app"]
+
+
+def server_app() -> Any:
+    """A Flower ServerApp that runs the federator of the run in its run config.
+
+    >>> type(server_app()).__name__
+    'ServerApp'
+    """
+    require("flwr", extra="flower")
+    from cyber0.flower.server import server_app as made
+
+    return made()
+
+
+def client_app() -> Any:
+    """A Flower ClientApp that is a client of the run it is sent a session for.
+
+    >>> type(client_app()).__name__
+    'ClientApp'
+    """
+    require("flwr", extra="flower")
+    from cyber0.flower.session import client_app as made
+
+    return made()

@@ -1,0 +1,55 @@
+"""Which of Flower's nodes is which client of the federation, and whom a session must be opened for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Node", "Seating"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that Flower says is online: its number, the name it is registered by, and when it was started.
+
+    >>> Node(7, "alice").since
+    ''
+    """
+
+    number: int
+    name: str = ""
+    since: str = ""
+
+
+class Seating:
+    """A seat for each client of a roster.
+
+    Where `named`, a node sits where its registered name says, and nowhere else. Otherwise whoever comes first sits
+    first, comes back to its own seat, and a newcomer takes the seat of a node that is offline.
+
+    >>> seating = Seating(("client-0", "client-1"))
+    >>> sorted(seating.changed([Node(7), Node(8), Node(9)]))
+    ['client-0', 'client-1']
+    >>> seating.changed([Node(7), Node(9)])
+    {'client-1': Node(number=9, name='', since='')}
+    >>> seating.changed([Node(7, since="later"), Node(9)])
+    {'client-0': Node(number=7, name='', since='later')}
+    """
+
+    def __init__(self, roster: tuple[str, ...], *, named: bool = False) -> None:
+        self.roster, self.named = roster, named
+        self.seats: dict[str, Node] = {}
+
+    def changed(self, nodes: Iterable[Node]) -> dict[str, Node]:
+        """Seat the nodes that are online; gives those that sit where they did not, or were started anew."""
+        online = {node.number: node for node in sorted(nodes, key=lambda node: (node.since, node.number))}
+        before = dict(self.seats)
+        seated = {node.name: node for node in online.values()} if self.named else self._first_come(online)
+        self.seats.update({name: node for name, node in seated.items() if name in self.roster})
+        return {name: node for name, node in self.seats.items() if before.get(name) != node}
+
+    def _first_come(self, online: dict[int, Node]) -> dict[str, Node]:
+        kept = {name: online[node.number] for name, node in self.seats.items() if node.number in online}
+        sitting = {node.number for node in kept.values()}
+        newcomers = (node for number, node in online.items() if number not in sitting)
+        never = [name for name in self.roster if name not in self.seats]
+        left = [name for name in self.roster if name in self.seats and name not in kept]
+        return kept | dict(zip(never + left, newcomers, strict=False))

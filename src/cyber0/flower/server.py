@@ -1,0 +1,94 @@
+"""The ServerApp: Flower says who is online, each node gets a session, and the rounds travel on cyber0's own streams."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from cyber0.errors import Disagreement
+from cyber0.flower.host import Host
+from cyber0.flower.order import Order
+from cyber0.flower.seating import Node, Seating
+from cyber0.flower.sessions import Invite, Report, Sessions
+
+__all__ = ["agreed", "serve", "server_app"]
+
+LOOK = 1.0  # seconds between two looks at Flower
+
+
+def server_app() -> ServerApp:
+    """The ServerApp of an app folder, as `cyber0 flower new` writes it.
+
+    >>> type(server_app()).__name__
+    'ServerApp'
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:  # pyright: ignore[reportUnusedFunction]
+        serve(grid, context.run_config, logging.getLogger("flwr").info)
+
+    return app
+
+
+def serve(grid: Grid, run_config: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Serve the ordered run to its end, and say what came of it."""
+    order = Order.of(run_config)
+    with Host(order, say) as host:
+        say(f"the federator of {order.config.clients} clients is at {host.address}, its ledger is {order.path}")
+        seating = Seating(host.roster, named=order.names is not None)
+
+        def invite(name: str) -> Invite:
+            return Invite(host.address, host.authority, host.tokens.issue(name), name)
+
+        sessions = Sessions(grid, invite, say)
+        while not host.is_over and len(sessions.reports) < len(host.roster):
+            _look(grid, seating, sessions, say)
+            time.sleep(LOOK)
+    reports = _heard(host) | sessions.reports
+    mark = agreed(reports, order.config.byzantine, say)
+    say(f"{order.config.rounds} rounds, head {host.head}")
+    say(f"fingerprint {mark:016x}, reported by {len(reports)} of {len(host.roster)} clients")
+
+
+def agreed(reports: Mapping[str, Report], byzantine: int, say: Callable[[str], None]) -> int:
+    """The fingerprint of more clients than may lie, and of most; who reports another is named.
+
+    >>> agreed({"ann": Report(5, 7), "bob": Report(5, 7), "cy": Report(5, 8)}, byzantine=1, say=print)
+    cy reports the fingerprint 0000000000000008, most report 0000000000000007
+    7
+    >>> agreed({"ann": Report(5, 7), "bob": Report(5, 8)}, byzantine=0, say=print)
+    Traceback (most recent call last):
+    cyber0.errors.Disagreement: the clients agree on no fingerprint: ann 0000000000000007, bob 0000000000000008
+    """
+    counts = Counter(report.fingerprint for report in reports.values())
+    mark, count = counts.most_common(1)[0] if counts else (0, 0)
+    if count <= byzantine or 2 * count <= len(reports):
+        said = ", ".join(f"{name} {report.fingerprint:016x}" for name, report in sorted(reports.items()))
+        raise Disagreement(f"the clients agree on no fingerprint: {said or 'none has reported'}")
+    for name, report in sorted(reports.items()):
+        if report.fingerprint != mark:
+            say(f"{name} reports the fingerprint {report.fingerprint:016x}, most report {mark:016x}")
+    return mark
+
+
+def _heard(host: Host) -> dict[str, Report]:
+    """What clients said at the end of their streams: a reply by Flower may come too late."""
+    rounds, clients = host.order.config.rounds, host.tally.clients.items()
+    return {name: Report(rounds, seen.fingerprint) for name, seen in clients if seen.fingerprint is not None}
+
+
+def _look(grid: Grid, seating: Seating, sessions: Sessions, say: Callable[[str], None]) -> None:
+    """Ask Flower who is there and who has replied; the streams go on while Flower does not answer."""
+    try:
+        nodes = [Node(info.node_id, info.name, info.last_activated_at) for info in grid.get_nodes()]
+        sessions.expect(seating.changed(nodes))
+        sessions.collect()
+        sessions.renew({name: node for name, node in seating.seats.items() if node in nodes})
+    except httpx.HTTPError as error:
+        say(f"Flower does not answer, the rounds go on: {error}")

@@ -1,0 +1,56 @@
+"""The ClientApp: one session message, and this node is a client of the run until its end."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from cyber0.flower.order import typed
+from cyber0.flower.sessions import ACTION, Invite, Report
+from cyber0.network.session import run_client
+from cyber0.network.tokens import token_credentials
+
+__all__ = ["attend", "client_app"]
+
+GIVE_UP = 60.0  # seconds without a federator: then the node is free, and may be sent another session
+OWN: dict[str, type] = {"data": str, "source": str, "device": str, "state": str, "attack": str, "give_up": float}
+
+
+def client_app() -> ClientApp:
+    """The ClientApp of an app folder, as `cyber0 flower new` writes it.
+
+    >>> type(client_app()).__name__
+    'ClientApp'
+    """
+    app = ClientApp()
+
+    @app.query(ACTION)
+    def session(message: Message, context: Context) -> Message:  # pyright: ignore[reportUnusedFunction]
+        report = attend(Invite.read(message.content), context.node_config)
+        return Message(report.record(), reply_to=message)
+
+    return app
+
+
+def attend(invite: Invite, node_config: Mapping[str, Any]) -> Report:
+    """Be the client that the invitation names, with what the node's own config says of its data and its device.
+
+    >>> attend(Invite("127.0.0.1:1", b"", "", "alice"), {"give_up": "soon"})
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: give_up = 'soon': it must be of type float
+    """
+    own = {key: typed(key, node_config[key], kind) for key, kind in OWN.items() if key in node_config}
+    credentials = token_credentials(invite.authority, invite.token)
+    state = Path(own.pop("state", None) or _home() / "cyber0").expanduser()
+    data = Path(own.pop("data")).expanduser() if "data" in own else None
+    options: dict[str, Any] = {"give_up": GIVE_UP, **own}
+    outcome = run_client(invite.address, invite.name, credentials=credentials, data=data, state=state, **options)
+    return Report(outcome.rounds, outcome.fingerprint)
+
+
+def _home() -> Path:
+    """Where Flower keeps its own."""
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").expanduser()

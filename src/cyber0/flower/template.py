@@ -1,0 +1,69 @@
+"""A Flower app that trains by cyber0: three small files in a folder."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import tomli_w
+
+from cyber0.config import RunConfig
+from cyber0.errors import InvalidConfig
+from cyber0.files import write_whole
+from cyber0.flower.order import Order
+
+__all__ = ["new"]
+
+SERVER = '''"""The ServerApp: it admits nodes, runs the federator, and writes the ledger."""
+
+from cyber0.flower import server_app
+
+app = server_app()
+'''
+CLIENT = '''"""The ClientApp: one session per node, which votes in every round of the run."""
+
+from cyber0.flower import client_app
+
+app = client_app()
+'''
+ELSEWHERE = {"algorithm", "attack", "data", "device", "dropout", "engine"}  # of a simulation, or of one machine
+
+
+def new(folder: Path, config: RunConfig, ledger: str | None = None) -> None:
+    """Write the app folder; its run config holds every key, since `flwr run -c` changes only those that are there.
+
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp()) / "digits"
+    >>> new(folder, RunConfig(clients=4, byzantine=1))
+    >>> sorted(path.name for path in folder.iterdir())
+    ['client_app.py', 'pyproject.toml', 'server_app.py']
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidConfig(f"{folder} is there already, and not empty: name a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "pyproject.toml", _project(folder, config, ledger))
+        write_whole(folder / "server_app.py", SERVER)
+        write_whole(folder / "client_app.py", CLIENT)
+    except OSError as error:
+        raise InvalidConfig(f"cannot write {folder}: {error.strerror}") from None
+
+
+def _project(folder: Path, config: RunConfig, ledger: str | None) -> str:
+    name = re.sub("[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
+    run = {key: value for key, value in config.model_dump(exclude_none=True).items() if key not in ELSEWHERE}
+    serving = {field.name: field.default for field in fields(Order) if field.name != "config"}
+    serving["ledger"] = ledger or str(folder.resolve().with_suffix(".sqlite"))
+    app = {
+        "publisher": "cyber0",
+        "components": {"serverapp": "server_app:app", "clientapp": "client_app:app"},
+        "config": run | serving,
+    }
+    project = {
+        "name": name,
+        "version": "1.0.0",
+        "description": "A model trained by cyber0, a few numbers per round",
+        "license": "Apache-2.0",
+        "dependencies": ["cyber0[flower]"],
+    }
+    build = {"requires": ["hatchling"], "build-backend": "hatchling.build"}
+    return tomli_w.dumps({"build-system": build, "project": project, "tool": {"flwr": {"app": app}}})

@@ -1,0 +1,1 @@
+"""Federations over the network: one gRPC stream per client."""

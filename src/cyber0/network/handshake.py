@@ -1,0 +1,66 @@
+"""Why a federator and a client do not come to terms, in words: gRPC says little more than that they do not."""
+
+import socket
+import ssl
+from pathlib import Path
+
+from cyber0.errors import InvalidKeys
+from cyber0.network.keys import channel_credentials
+
+__all__ = ["refusal"]
+
+OTHER_NAME = (62, 64)  # OpenSSL's codes for a host and for an address that the certificate does not name
+
+
+def refusal(address: str, folder: Path, timeout: float = 5.0) -> str | None:
+    """Why the federator at an address refuses a client with this folder, or it the federator; None if they agree.
+
+    It makes a connection of its own, and ends it once the handshake is done. None, too, if nobody answers: that may
+    change.
+
+    >>> refusal("localhost:1", Path("no/such/folder"))
+    'cannot read no/such/folder/ca.pem: No such file or directory'
+    """
+    try:
+        channel_credentials(folder)
+        host, port = _place(address)
+        with socket.create_connection((host, port), timeout) as plain:
+            return _greeted(_context(folder), plain, address, folder)
+    except InvalidKeys as error:
+        return str(error)
+    except OSError:
+        return None
+
+
+def _greeted(context: ssl.SSLContext, plain: socket.socket, address: str, folder: Path) -> str | None:
+    host, _ = _place(address)
+    try:
+        with context.wrap_socket(plain, server_hostname=host) as encrypted:
+            if encrypted.recv(1):  # in TLS 1.3 a server looks at a client's certificate after the client is done
+                return None
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in OTHER_NAME:
+            return f"the federator at {address} has no certificate for {host}: cyber0 keys init --host {host} makes one"
+        return (
+            f"what answers at {address} is no federator of the authority in {folder / 'ca.pem'}: {error.verify_message}"
+        )
+    except (ssl.SSLError, ConnectionError):
+        return f"what answers at {address} does not speak TLS as a federator does: is the port right?"
+    return (
+        f"the federator at {address} refuses {folder / 'cert.pem'}: it must be a client's, made by the federator's "
+        "cyber0 keys issue, and not expired by the federator's clock"
+    )
+
+
+def _context(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _place(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidKeys(f"address = {address!r}: give a host and a port, such as federator.example.org:8443")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,136 @@
+"""Byzantine clients, for tests and demonstrations: they follow the rounds like a member, and lie in their own way."""
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from cyber0.errors import UnknownName
+from cyber0.network.member import Member
+from cyber0.network.setup import Setup
+from cyber0.protocol.messages import Bye, FromFederator, Hello, Vote
+from cyber0.protocol.records import to_wire
+
+__all__ = ["LIES", "Liar"]
+
+Said = list[Any]  # messages, or bytes that are none
+GARBAGE = 3000  # messages of a flood
+
+
+def negated(vote: Vote, _: random.Random) -> Said:
+    """The opposite of what was measured ("sign flipping").
+
+    >>> negated(Vote(0, to_wire([1.0])), random.Random(0))[0].scalars == to_wire([-1.0])
+    True
+    """
+    return [Vote(vote.round, to_wire(-np.frombuffer(vote.scalars, dtype="<f4")), vote.fingerprint)]
+
+
+def noise(vote: Vote, rng: random.Random) -> Said:
+    """Anything, and a wrong fingerprint.
+
+    >>> len(noise(Vote(0, bytes(8)), random.Random(0))[0].scalars)
+    8
+    """
+    values = [rng.choice([-1e30, 3e38, -500.0, 0.0, 1.0]) for _ in range(len(vote.scalars) // 4)]
+    return [Vote(vote.round, to_wire(values), rng.getrandbits(64))]
+
+
+def not_a_number(vote: Vote, _: random.Random) -> Said:
+    """No numbers at all.
+
+    >>> not_a_number(Vote(0, bytes(4)), random.Random(0))[0].scalars.hex()
+    '0000c07f'
+    """
+    return [Vote(vote.round, to_wire(np.full(len(vote.scalars) // 4, np.nan)))]
+
+
+def stale(vote: Vote, _: random.Random) -> Said:
+    """Votes for other rounds than the open one.
+
+    >>> [vote.round for vote in stale(Vote(5, b""), random.Random(0))]
+    [4, 3, 6]
+    """
+    return [Vote(max(0, vote.round + step), vote.scalars) for step in (-1, -2, 1)]
+
+
+def equivocal(vote: Vote, rng: random.Random) -> Said:
+    """Two different votes for one round.
+
+    >>> len(equivocal(Vote(5, bytes(4)), random.Random(0)))
+    2
+    """
+    return [vote, *noise(vote, rng)]
+
+
+def flood(vote: Vote, rng: random.Random) -> Said:
+    """Thousands of messages that are none.
+
+    >>> len(flood(Vote(5, bytes(4)), random.Random(0)))
+    3000
+    """
+    return [rng.randbytes(rng.randrange(40)) if number % 2 else vote for number in range(GARBAGE)]
+
+
+LIES: dict[str, Callable[[Vote, random.Random], Said]] = {
+    "equivocate": equivocal,
+    "flood": flood,
+    "nan": not_a_number,
+    "random": noise,
+    "sf": negated,
+    "stale": stale,
+}
+
+
+class Liar:
+    """A member that lies: it takes the federator's messages as it should, but what it tells is a lie.
+
+    >>> Liar(None, "fib")
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown lie 'fib': use one of equivocate, flood, nan, random, sf, stale
+    """
+
+    def __init__(self, member: Member, lie: str) -> None:
+        if lie not in LIES:
+            raise UnknownName("lie", lie, LIES)
+        self.member, self.lie = member, lie
+        self._rng = random.Random(lie)  # noqa: S311
+
+    @property
+    def setup(self) -> Setup:
+        """As in `Member`."""
+        return self.member.setup
+
+    @property
+    def holds(self) -> int:
+        """As in `Member`."""
+        return self.member.holds
+
+    @property
+    def bye(self) -> Bye | None:
+        """As in `Member`."""
+        return self.member.bye
+
+    @property
+    def heard(self) -> bool:
+        """As in `Member`."""
+        return self.member.heard
+
+    @property
+    def over(self) -> bool:
+        """As in `Member`."""
+        return self.member.over
+
+    def hello(self) -> Hello:
+        """As in `Member`."""
+        return self.member.hello()
+
+    def take(self, messages: Iterable[FromFederator], tell: Callable[[Any], None]) -> None:
+        """As in `Member`."""
+
+        def lie(message: Any) -> None:
+            for said in LIES[self.lie](message, self._rng) if isinstance(message, Vote) else [message]:
+                tell(said)
+
+        self.member.take(messages, lie)

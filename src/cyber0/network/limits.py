@@ -1,0 +1,29 @@
+"""How often somebody may ask for something that costs: a whole ledger may follow a Hello."""
+
+import time
+from collections.abc import Callable
+
+__all__ = ["Allowance"]
+
+
+class Allowance:
+    """So many times at once for each name, and one more every so many seconds.
+
+    >>> clock = iter([0.0, 0.0, 0.0, 1.0])
+    >>> allowance = Allowance(burst=2, seconds=1.0, now=lambda: next(clock))
+    >>> [allowance.take("alice") for _ in range(4)]
+    [True, True, False, True]
+    """
+
+    def __init__(self, burst: int, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.burst, self.seconds, self.now = burst, seconds, now
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def take(self, name: str) -> bool:
+        """Whether it may be done once more."""
+        now = self.now()
+        left, then = self._left.get(name, (float(self.burst), now))
+        left = min(self.burst, left + (now - then) / self.seconds)
+        allowed = left >= 1
+        self._left[name] = (left - allowed, now)
+        return allowed

@@ -1,0 +1,259 @@
+"""What a client does with what it hears: it takes the commits, votes, evaluates. No sockets, no clock."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cyber0.errors import Cyber0Error, Refused
+from cyber0.network.setup import Setup
+from cyber0.network.store import Kept, Store
+from cyber0.protocol.chain import commit_hash
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.messages import (
+    Bye,
+    CatchUp,
+    Committed,
+    Done,
+    Evaluation,
+    FromClient,
+    FromFederator,
+    Hello,
+    Rejection,
+    RoundOpen,
+    Vote,
+    Welcome,
+)
+from cyber0.replay.weights import Weights
+
+__all__ = ["Member", "Model"]
+
+Tell = Callable[[FromClient], None]
+
+
+class Model(Protocol):
+    """What a member needs of its model and data: `cyber0.network.model.Trained` is one."""
+
+    @property
+    def manifest(self) -> bytes:
+        """The digest of its layout."""
+        ...
+
+    @property
+    def base(self) -> bytes:
+        """The digest of its initial weights."""
+        ...
+
+    @property
+    def layout(self) -> bytes:
+        """Its layout, as the JSON that has that digest."""
+        ...
+
+    def vote(self, round: int) -> bytes:  # noqa: A002
+        """What it measures in a round, as it travels."""
+        ...
+
+    def advance(self, first: int, scalars: bytes) -> None:
+        """Take the commits of consecutive rounds, from `first` on."""
+        ...
+
+    def reset(self) -> None:
+        """Go back to the initial weights."""
+        ...
+
+    def fingerprint(self) -> int:
+        """That of the weights."""
+        ...
+
+    def evaluate(self) -> tuple[float, float, int]:
+        """Accuracy, mean loss, and on how many samples."""
+        ...
+
+    def weights(self) -> Weights | None:
+        """A copy of the weights, to be kept; None where there is nothing to keep."""
+        ...
+
+    def load(self, weights: Weights) -> int:
+        """Take weights that were kept; their fingerprint."""
+        ...
+
+
+@dataclass(eq=False)
+class Member:
+    """A client of a run. `take` messages of the federator, in order, and it tells what it has to say.
+
+    What it `holds` are the first so many commits; `head` is the last hash of their chain. It is `over` once the
+    federator said goodbye for good.
+
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.network.thin import Thin
+    >>> setup = Setup.of(RunConfig(clients=1, byzantine=0, directions=2, rounds=1))
+    >>> member = Member(setup, "client-0", Thin(2))
+    >>> welcome, said = Welcome(member.identity.to_bytes(), round=0), []
+    >>> hello = member.hello()
+    >>> member.take([welcome, RoundOpen(0)], said.append)
+    >>> member.take([Committed(0, said[0].scalars), Bye("", finished=True, final=True)], said.append)
+    >>> [type(message).__name__ for message in said], member.holds, member.over
+    (['Vote', 'Done'], 1, True)
+    """
+
+    setup: Setup
+    name: str
+    model: Model
+    store: Store = field(default_factory=Store)
+    evaluates: bool = False
+    snapshot_every: int = 100
+    holds: int = field(default=0, init=False)
+    bye: Bye | None = field(default=None, init=False)
+    evaluation: Evaluation | None = field(default=None, init=False)
+    heard: bool = field(default=False, init=False)  # on this stream: what comes before Welcome is of another
+
+    def __post_init__(self) -> None:
+        self.identity: Identity = self.setup.identity(self.model.manifest, self.model.base, self.model.layout)
+        self.head = self.identity.digest
+        self._known = self._replayed = False
+        self._open = self._sent = -1
+        self._kept = 0
+        self._restore()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do."""
+        if self.bye is None or not self.bye.final:
+            return False
+        return not self.bye.finished or self.holds == self.setup.config.rounds
+
+    def hello(self) -> Hello:
+        """What to say on a new stream."""
+        self.heard, self.bye, self._sent, self._open = False, None, -1, -1
+        return Hello(
+            self.name,
+            self.model.manifest,
+            self.model.base,
+            self.holds,
+            self.head if self._known else b"",
+            self.identity.digest if self._known else b"",
+            self.evaluates,
+            self._replayed,
+            layout=b"" if self._known else self.model.layout,
+        )
+
+    def take(self, messages: Iterable[FromFederator], tell: Tell) -> None:
+        """Do what messages ask for: all commits first, so that who is slow votes in the newest round."""
+        commits: list[tuple[int, bytes]] = []
+        for message in messages:
+            if isinstance(message, Committed):
+                commits.append((message.round, message.scalars))
+                self._open = message.round + 1
+            elif isinstance(message, CatchUp):
+                commits.append((message.first, message.scalars))
+            else:
+                self._note(message, tell)
+            if not self.heard:
+                commits.clear()
+        if self.heard:
+            self._advance(commits)
+            self._vote(tell)
+            self._evaluate(tell)
+            self._finish(tell)
+
+    def _note(self, message: FromFederator, tell: Tell) -> None:
+        match message:
+            case Welcome(identity):
+                self._welcomed(identity)
+            case RoundOpen(number):
+                self._open, self._sent = number, -1
+            case Rejection(replay=True):
+                self._start_anew()
+                tell(self.hello())
+            case Bye(replay=replay):
+                if replay:
+                    self._start_anew()
+                self.bye = self.bye or message  # the first one gives the reason
+            case _:
+                pass
+
+    def _welcomed(self, identity: bytes) -> None:
+        if identity != self.identity.to_bytes():
+            raise Refused("the federator welcomes to another run than the one it invited to")
+        self.heard, self._known, self._replayed = True, True, False
+
+    def _advance(self, commits: list[tuple[int, bytes]]) -> None:
+        """Take what is new; a stream that skips a round is no federator's."""
+        width, new, start = 4 * self.setup.config.plan.scalars, list[bytes](), self.holds
+        for first, scalars in commits:
+            here = start + len(new)
+            if first > here or len(scalars) % width or (first + len(scalars) // width) > self.setup.config.rounds:
+                raise Refused(f"the federator sends commits from round {first} on: {here} are here")
+            parts = [scalars[at : at + width] for at in range((here - first) * width, len(scalars), width)]
+            new += parts
+        if not new:
+            return
+        try:
+            self.model.advance(start, b"".join(new))
+        except Cyber0Error as error:
+            raise Refused(f"a commit from round {start} on cannot be applied: {error}") from error
+        for scalars in new:
+            self.head = commit_hash(self.head, self.holds, scalars)
+            self.holds += 1
+        if self.holds - self._kept >= self.snapshot_every:
+            self.snapshot()
+
+    def _vote(self, tell: Tell) -> None:
+        number = self.holds
+        due = self._open == number != self._sent and number < self.setup.config.rounds
+        if not due or self.bye is not None or self.name not in self.setup.voters(number):
+            return
+        kept = self.store.vote(number)
+        if kept is None and number < self.store.newest:
+            raise Refused(f"round {number} is open, but this client has voted in round {self.store.newest}")
+        if kept is None:
+            mark = self.model.fingerprint() if number % self.setup.fingerprint_every == 0 else None
+            kept = Kept(Vote(number, self.model.vote(number), mark), self.head)
+            self.store.keep(kept)
+        elif kept.head != self.head:
+            raise Refused(f"after {number} commits the federator's chain is not the one this client voted on")
+        self._sent = number
+        tell(kept.vote)
+
+    def _evaluate(self, tell: Tell) -> None:
+        last = self.holds == self.setup.config.rounds
+        due = self.evaluates and (last or self.holds % self.setup.config.evaluate_every == 0)
+        if not due or (self.evaluation is not None and self.evaluation.round == self.holds):
+            return
+        accuracy, loss, samples = self.model.evaluate()
+        self.evaluation = Evaluation(self.holds, accuracy, loss if loss == loss else float("inf"), samples)
+        tell(self.evaluation)
+
+    def _finish(self, tell: Tell) -> None:
+        if self.bye is None or not self.bye.finished or self.holds < self.setup.config.rounds:
+            return
+        if self._kept < self.holds:
+            self.snapshot()
+        tell(Done(self.holds, self.model.fingerprint()))
+
+    def snapshot(self) -> None:
+        """Keep the weights, so that coming back costs only the commits after these."""
+        self._kept = self.holds
+        weights = self.model.weights() if self.store.folder is not None else None
+        if weights is not None:
+            facts = {"run": self.identity.digest.hex(), "commits": str(self.holds), "head": self.head.hex()}
+            self.store.write(weights, {**facts, "fingerprint": f"{self.model.fingerprint():016x}"})
+
+    def _restore(self) -> None:
+        found = self.store.read()
+        if found is None:
+            return
+        weights, facts = found
+        if facts.get("run") != self.identity.digest.hex():
+            raise Refused(f"{self.store.folder} holds the state of another run: name another folder")
+        if f"{self.model.load(weights):016x}" != facts.get("fingerprint"):
+            self.model.reset()  # damaged: the commits are with the federator
+            return
+        self.holds, self.head, self._known = int(facts["commits"]), bytes.fromhex(facts["head"]), True
+        self._kept = self.holds
+
+    def _start_anew(self) -> None:
+        self.store.forget()
+        self.model.reset()
+        self.holds, self.head, self._kept, self._replayed = 0, self.identity.digest, 0, True
+        self.evaluation, self.heard = None, False

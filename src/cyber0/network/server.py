@@ -1,0 +1,358 @@
+"""The federator: it does what the round machine says, in order, over one stream per client. It has no model.
+
+The machine is `cyber0.protocol.machine.step`; here are its clock, its sockets and its disk.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from cyber0.errors import Cyber0Error, InvalidConfig, RejectedMessage
+from cyber0.network.limits import Allowance
+from cyber0.network.setup import Setup
+from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
+from cyber0.network.tally import Tally
+from cyber0.protocol.chain import Seal
+from cyber0.protocol.codec import catch_up, decode_from_client, encode, size_limit
+from cyber0.protocol.events import (
+    Alarm,
+    Arrived,
+    Deadline,
+    Effect,
+    Evaluated,
+    Event,
+    Found,
+    HangUp,
+    Left,
+    Link,
+    Notice,
+    Received,
+    Record,
+    Replay,
+    Send,
+)
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.machine import step
+from cyber0.protocol.messages import VERSION, Ask, Bye, Done, FromClient, FromFederator, Hello
+from cyber0.protocol.signing import PrivateKey, signed
+
+__all__ = ["Federator"]
+
+MOST = 64  # messages of a client in one round: an honest one sends two or three
+STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
+HELLOS, SECONDS = 20, 1.0  # at once, and until one more is answered
+PAGE = 4096  # commits that are read from the ledger at a time
+GRACE = 2.0  # seconds that a stream has to take its last message
+
+
+@dataclass(eq=False)
+class _Stream:
+    number: int
+    client: str | None  # as the transport has authenticated it; else as it says itself
+    outbox: Outbox
+    link: Link | None = None
+    round: int = -1
+    messages: int = 0
+
+    def is_flood(self, current: int) -> bool:
+        """Whether there are too many messages in a round, with one more."""
+        self.messages = self.messages + 1 if current == self.round else 1
+        self.round = current
+        return self.messages > MOST
+
+
+class Federator:
+    """A federator of one run: `start` it, wait until it is `over`, `close` it; or `serve`, which does all three.
+
+    `peer_name(context)` names the caller of a stream, as `cyber0.network.keys.peer_name` does for certificates; without
+    it a client is whoever it says it is. `key` signs the seal. After the last round the clients that are there have a
+    deadline's time to say that they are done; who comes within `linger` seconds more is served too.
+
+    >>> from cyber0.config import RunConfig
+    >>> from cyber0.protocol.ledger import Memory
+    >>> async def example():
+    ...     federator = Federator(Setup.of(RunConfig(clients=3, byzantine=1)), Memory())
+    ...     port = await federator.start("127.0.0.1:0")
+    ...     federator.stop("enough")
+    ...     await federator.close()
+    ...     return port > 0, federator.reason
+    >>> asyncio.run(example())
+    (True, 'enough')
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        ledger: Ledger,
+        *,
+        peer_name: Callable[[Any], str] | None = None,
+        key: PrivateKey | None = None,
+        linger: float = 0.0,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.setup, self.ledger, self.key, self.linger, self.notice = setup, ledger, key, linger, notice
+        self.peer_name = peer_name
+        self.state = setup.state(ledger)
+        self.tally = Tally(setup.roster)
+        self.over = asyncio.Event()
+        self.reason, self.failure = "", None
+        self._limit = size_limit(setup.config.plan.scalars)
+        self._invitation = encode(setup.invitation())
+        self._hellos = Allowance(HELLOS, SECONDS)
+        self._streams: dict[int, _Stream] = {}
+        self._count = 0
+        self._alarm: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._quiet = asyncio.Event()  # nobody is there
+        self._last: tuple[FromFederator | None, bytes] = None, b""
+        self._server: Any = None
+        self._does: dict[type[Effect], Callable[[Any], None]] = {
+            Alarm: self._set_alarm,
+            Evaluated: self._evaluated,
+            Found: self._found,
+            HangUp: self._hang_up,
+            Notice: self._note,
+            Record: self._record,
+            Replay: self._replay,
+            Send: self._send,
+        }
+
+    async def serve(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Serve the run to its end, or until `stop`."""
+        await self.start(listen, credentials)
+        await self.over.wait()
+        await self.close()
+
+    async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Listen at HOST:PORT, where port 0 is any; returns the port."""
+        most = 4 * len(self.setup.roster) + 64
+        self._server = grpc.aio.server(options=server_options(self._limit), maximum_concurrent_rpcs=most)
+        talk = cast("Any", grpc).stream_stream_rpc_method_handler(self._talk)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {TALK: talk}),))
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise InvalidConfig(f"listen = {listen!r} cannot be used: {error}") from None
+        await self._server.start()
+        if self.state.is_finished:
+            self._end()
+        return port
+
+    def stop(self, reason: str) -> None:
+        """Stop now, between two events; the run can be continued from its ledger."""
+        self.reason = self.reason or reason
+        self.over.set()
+
+    async def close(self) -> None:
+        """Say goodbye, seal the ledger, let go of the port. The ledger stays open; what went wrong is raised."""
+        reason = self.reason if self.failure is None else "something went wrong there"  # what, is not for everybody
+        bye = Bye(f"the federator stops: {reason}", finished=self.state.is_finished, final=self.state.is_finished)
+        for stream in list(self._streams.values()):
+            self._dismiss(stream, bye)
+        for pending in (self._alarm, self._ending):
+            if pending is not None:
+                pending.cancel()
+        try:
+            if self.failure is None and self.ledger.founded:
+                self.seal()
+        except Cyber0Error as error:
+            self.failure = error
+        if self._server is not None:
+            await self._server.stop(GRACE)
+        if self.failure is not None:
+            raise self.failure
+
+    def sent(self) -> int:
+        """How many bytes clients were sent so far."""
+        return sum(seen.sent for seen in self.tally.clients.values()) + sum(
+            stream.outbox.sent for stream in list(self._streams.values())
+        )
+
+    def seal(self) -> None:
+        """Write where the ledger stands, signed if there is a key, with the fingerprint the clients agree on."""
+        mark = self.tally.agreed(self.setup.config.byzantine + 1) if self.state.is_finished else None
+        seal = Seal.of(self.ledger.head, mark)
+        self.ledger.seal(seal if self.key is None else signed(seal, self.ledger.identity.digest, self.key))
+
+    # Streams
+
+    async def _talk(self, _: Any, context: Any) -> None:
+        self._count += 1
+        try:
+            client = self.peer_name(context) if self.peer_name else None
+            stream = _Stream(self._count, client, Outbox(max(ROOM, 4 * self._limit)))
+        except Cyber0Error as error:
+            await context.write(encode(Bye(str(error), final=True)))
+            return
+        self._make_room(stream)
+        self._streams[stream.number] = stream
+        tasks = [
+            asyncio.ensure_future(self._read(stream, context)),
+            asyncio.ensure_future(stream.outbox.drain(context.write)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._ended(stream)
+
+    def _make_room(self, stream: _Stream) -> None:
+        """End a client's oldest stream where it has many: it may not keep the others out."""
+        own = [other for other in self._streams.values() if stream.client is not None and other.client == stream.client]
+        if len(own) >= STREAMS:
+            self._dismiss(own[0], Bye(f"more than {STREAMS} streams of one client"))
+
+    async def _read(self, stream: _Stream, context: Any) -> None:
+        while isinstance(data := await context.read(), bytes):  # else it is the end
+            self._heard(stream, data)
+
+    def _ended(self, stream: _Stream) -> None:
+        del self._streams[stream.number]
+        if stream.link is None:
+            return
+        self._mark_quiet()
+        if seen := self.tally.clients.get(stream.link.client):
+            seen.sent += stream.outbox.sent
+        if stream.outbox.is_full:
+            self._say(f"{stream.link.client} is too slow for what it is sent: it may come again")
+        self._happen(Left(stream.link))
+
+    def _heard(self, stream: _Stream, data: bytes) -> None:
+        if stream.outbox.is_ended:
+            return
+        if stream.is_flood(self.state.round):
+            self._dismiss(stream, Bye(f"more than {MOST} messages in round {self.state.round}"))
+            return
+        if stream.link is not None and (seen := self.tally.clients.get(stream.link.client)):
+            seen.received += len(data)
+        try:
+            self._answer(stream, decode_from_client(data, self._limit))
+        except RejectedMessage as error:
+            self._dismiss(stream, Bye(str(error)))
+
+    def _answer(self, stream: _Stream, message: FromClient) -> None:
+        match message:
+            case Ask(version=version):
+                if version == VERSION:
+                    stream.outbox.put(self._invitation)
+                else:
+                    self._dismiss(stream, Bye(f"this federator speaks version {VERSION}, not {version}", final=True))
+            case Hello():
+                self._hello(stream, message)
+            case Done(number, fingerprint):
+                if stream.link is not None and number == self.setup.config.rounds == self.state.round:
+                    self.tally.clients[stream.link.client].fingerprint = fingerprint
+            case _:
+                if stream.link is not None:
+                    self._happen(Received(stream.link, message))
+
+    def _hello(self, stream: _Stream, hello: Hello) -> None:
+        client = stream.client or hello.name
+        if not self._hellos.take(client if client in self.tally.clients else ""):  # strangers share one allowance
+            self._dismiss(stream, Bye("too many Hellos: come again later"))
+            return
+        stream.link = stream.link or Link(client, stream.number)
+        known = self.ledger.founded and hello.commits <= self.state.round
+        head = self.ledger.link(hello.commits).commit if known else b""
+        self._happen(Arrived(stream.link, hello, head))
+
+    def _dismiss(self, stream: _Stream, bye: Bye) -> None:
+        """Say goodbye and hang up: the client's own doing costs nobody else."""
+        stream.outbox.put(encode(bye))
+        stream.outbox.end()
+        if stream.link is not None and not bye.finished:
+            self._say(f"{stream.link.client} is sent away: {bye.reason}")
+
+    # Effects
+
+    def _happen(self, event: Event) -> None:
+        if self.over.is_set():
+            return
+        try:
+            self.state, effects = step(self.state, event)
+            for effect in effects:
+                self._does[type(effect)](effect)
+        except Exception as error:  # the disk is full, a rule has a bug: nothing may be decided after it
+            self.failure = error
+            self.stop(str(error))
+        if self.state.is_finished:
+            self._end()
+
+    def _send(self, effect: Send) -> None:
+        if stream := self._streams.get(effect.link.stream):
+            stream.outbox.put(self._encoded(effect.message))
+
+    def _record(self, effect: Record) -> None:
+        self.ledger.append(effect.decision)  # on disk when this returns: what comes after it may be told
+        self.tally.decided(effect.decision)
+
+    def _set_alarm(self, effect: Alarm) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        event = Deadline(effect.round, effect.extension)
+        self._alarm = asyncio.get_running_loop().call_later(effect.seconds, self._happen, event)
+
+    def _replay(self, effect: Replay) -> None:
+        if stream := self._streams.get(effect.link.stream):
+            stream.outbox.put_all(self._commits(effect.first, effect.stop))
+
+    def _found(self, effect: Found) -> None:
+        self.ledger.found(Identity.from_bytes(effect.identity))
+
+    def _evaluated(self, effect: Evaluated) -> None:
+        self.tally.clients[effect.client].evaluation = effect.evaluation
+
+    def _hang_up(self, effect: HangUp) -> None:
+        if stream := self._streams.get(effect.link.stream):
+            stream.outbox.put(encode(Bye(effect.reason)))
+            stream.outbox.end()
+
+    def _note(self, effect: Notice) -> None:
+        self._say(effect.text)
+
+    def _encoded(self, message: FromFederator) -> bytes:
+        """The bytes of a message; a commit goes to many, and is encoded once."""
+        if self._last[0] is not message:
+            self._last = message, encode(message)
+        return self._last[1]
+
+    def _commits(self, first: int, stop: int) -> Iterator[bytes]:
+        width = 4 * self.setup.config.plan.scalars
+        for page in range(first, stop, PAGE):
+            data = self.ledger.commits(page, min(page + PAGE, stop))
+            for message in catch_up(page, (data[at : at + width] for at in range(0, len(data), width))):
+                yield encode(message)
+
+    def _say(self, text: str) -> None:
+        self.tally.notices.append(text)
+        self.notice(text)
+
+    # The end
+
+    def _end(self) -> None:
+        if self._ending is None:
+            self._mark_quiet()
+            self._ending = asyncio.ensure_future(self._wait_for_the_last())
+
+    def _mark_quiet(self) -> None:
+        if not any(stream.link for stream in self._streams.values()):
+            self._quiet.set()
+        else:
+            self._quiet.clear()
+
+    async def _wait_for_the_last(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._quiet.wait(), self.setup.deadline)
+        await asyncio.sleep(self.linger)
+        self.stop(f"all {self.setup.config.rounds} rounds are decided")

@@ -1,0 +1,262 @@
+"""A client's side of the stream: it connects, asks, says Hello, and comes back when the federator was away."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from cyber0.errors import Refused, RejectedMessage, Unreachable
+from cyber0.extras import require
+from cyber0.network.liars import Liar
+from cyber0.network.member import Member
+from cyber0.network.setup import Setup
+from cyber0.network.store import Store
+from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
+from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
+from cyber0.protocol.messages import Ask, Bye, FromClient, FromFederator, Invitation
+
+__all__ = ["Outcome", "attend", "run_client"]
+
+FIRST, LONGEST = 0.1, 10.0  # seconds from one attempt to the next
+WAITING = 64  # messages of the federator that wait for the model
+GRACE = 5.0  # seconds for the last words to arrive
+
+Make = Callable[[Setup], "Member | Liar"]
+Watch = Callable[["Member | Liar"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended for a client: its rounds, its weights' fingerprint, its last evaluation, the head of its chain.
+
+    >>> Outcome(400, 7, None, None, "all 400 rounds are decided").rounds
+    400
+    """
+
+    rounds: int
+    fingerprint: int
+    accuracy: float | None
+    loss: float | None
+    reason: str
+    head: bytes = b""
+
+
+def run_client(
+    address: str,
+    name: str,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    task: Any = None,
+    data: Path | None = None,
+    source: str | None = None,
+    device: str = "auto",
+    state: Path | None = None,
+    index: int | None = None,
+    own_code: bool = False,
+    evaluates: bool = False,
+    attack: str | None = None,
+    snapshot_every: int = 100,
+    give_up: float | None = None,
+    watch: Watch = lambda _: None,
+    notice: Callable[[str], None] = lambda _: None,
+    out: Path | None = None,
+) -> Outcome:
+    """Take part in the run that is served at an address, to its end; blocks, and needs torch.
+
+    `task` is a `cyber0.tasks.task.Task` to train instead of the run's own by name; `data` and `source` say where that
+    finds its data. A task or partition that the federator names as `package.module:object` is imported only where
+    `own_code` says that it is yours. `state` is a folder in which each run has one of its own; without it, no crash is
+    survived. `watch` is called with the member whenever it has done something, `notice` with a sentence when the
+    federator is away. `out` is a safetensors file for the weights. A federator that will not have the client raises
+    `Refused`; none for `give_up` seconds, `Unreachable`.
+
+    >>> run_client("127.0.0.1:1", "alice", give_up=0.1)
+    Traceback (most recent call last):
+    cyber0.errors.Unreachable: no federator answers at 127.0.0.1:1: ...
+    """
+    held: list[Member] = []
+
+    def make(setup: Setup) -> Member | Liar:
+        if name not in setup.roster:
+            raise Refused(f"{name!r} is not on the roster: {', '.join(setup.roster[:20])}")
+        _check_code(setup, task, own_code=own_code)
+        place = setup.roster.index(name) if index is None else index
+        model = _model(setup, place, task, data, source, device)
+        identity = setup.identity(model.manifest, model.base, model.layout)
+        folder = None if state is None else state / f"{identity.digest.hex()[:16]}-{name}"
+        held.append(Member(setup, name, model, Store(folder), evaluates, snapshot_every))
+        return held[0] if attack is None else Liar(held[0], attack)
+
+    try:
+        asyncio.run(attend(address, make, credentials=credentials, give_up=give_up, watch=watch, notice=notice))
+        return _outcome(held[0], out)
+    finally:
+        for member in held:
+            member.store.close()
+
+
+def _check_code(setup: Setup, task: Any, *, own_code: bool) -> None:
+    """A federator is not to be trusted with what runs here."""
+    named = {"partition": setup.config.partition, **({} if task else {"task": setup.config.task})}
+    for what, name in named.items():
+        if ":" in name and not own_code:
+            raise Refused(f"{what} = {name!r} is code: say --own-code if it is yours, and of this machine")
+
+
+def _model(setup: Setup, place: int, task: Any, data: Path | None, source: str | None, device: str) -> Any:
+    require("torch", extra="train")
+    from cyber0.network.model import Trained, load_task
+
+    return Trained(setup.config, place, task or load_task(setup.config, data, source), device)
+
+
+def _outcome(member: Member, out: Path | None) -> Outcome:
+    weights = member.model.weights()
+    if out is not None and weights is not None:
+        weights.write(out)
+    accuracy, loss = (None, None) if member.evaluation is None else (member.evaluation.accuracy, member.evaluation.loss)
+    reason = "" if member.bye is None else member.bye.reason
+    return Outcome(member.holds, member.model.fingerprint(), accuracy, loss, reason, member.head)
+
+
+async def attend(
+    address: str,
+    make: Make,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    give_up: float | None = None,
+    watch: Watch = lambda _: None,
+    notice: Callable[[str], None] = lambda _: None,
+    threaded: bool = True,
+) -> "Member | Liar":
+    """Attend a run to its end, with the member that `make` makes of its setup; it comes back after every break.
+
+    The member works in a thread of its own, so that the stream stays alive meanwhile, unless `threaded` is false.
+
+    >>> asyncio.run(attend("127.0.0.1:1", make=lambda setup: None, give_up=0.1))
+    Traceback (most recent call last):
+    cyber0.errors.Unreachable: no federator answers at 127.0.0.1:1: ...
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="member") as pool:
+        session = _Session(address, make, credentials, watch, pool if threaded else None)
+        since, pause = time.monotonic(), FIRST
+        while True:
+            problem = await session.once()
+            if session.member is not None and session.member.over:
+                return _finished(session.member)
+            if session.was_heard:
+                since, pause = time.monotonic(), FIRST
+            if give_up is not None and time.monotonic() - since >= give_up:
+                raise Unreachable(f"no federator answers at {address}: {problem}")
+            if pause == FIRST:
+                notice(f"waiting for a federator at {address}: {problem}")
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
+            pause = min(2 * pause, LONGEST)
+
+
+def _finished(member: "Member | Liar") -> "Member | Liar":
+    bye = member.bye
+    if bye is not None and not bye.finished:
+        raise Refused(f"the federator refuses this client: {bye.reason}")
+    return member
+
+
+class _Session:
+    def __init__(self, address: str, make: Make, credentials: Any, watch: Watch, pool: Any) -> None:
+        self.address, self.make, self.credentials, self.watch, self.pool = address, make, credentials, watch, pool
+        self.member: Any = None
+        self.was_heard = False
+        self._limit = LIMIT
+
+    async def once(self) -> str:
+        """One stream, from its beginning to its end; why it ended."""
+        self.was_heard = False
+        options = client_options(max(self._limit, 2**22))
+        if self.credentials is None:
+            channel = grpc.aio.insecure_channel(self.address, options)
+        else:
+            channel = grpc.aio.secure_channel(self.address, self.credentials, options)
+        async with channel:
+            call = cast("Any", channel).stream_stream(METHOD)()
+            try:
+                return await self._talk(call)
+            except grpc.aio.AioRpcError as error:
+                return (error.details() or error.code().name).rpartition(": ")[2]  # the last of a chain of causes
+            except asyncio.InvalidStateError:  # the stream ended before it was written to
+                return "the stream has ended"
+
+    async def _talk(self, call: Any) -> str:
+        member = self.member or await self._invited(call)
+        inbox: asyncio.Queue[FromFederator | None] = asyncio.Queue(WAITING)
+        outbox = Outbox(max(ROOM, 4 * self._limit))
+        outbox.put(encode(member.hello()))
+        tasks = [asyncio.ensure_future(self._read(call, inbox)), asyncio.ensure_future(outbox.drain(call.write))]
+        try:
+            await self._work(member, inbox, outbox)
+            outbox.end()
+            if member.over:
+                async with asyncio.timeout(GRACE):
+                    await tasks[1]
+                    await call.done_writing()
+                    await tasks[0]
+        except TimeoutError:
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            call.cancel()
+        return "the stream has ended" if member.bye is None else member.bye.reason
+
+    async def _invited(self, call: Any) -> "Member | Liar":
+        await call.write(encode(Ask()))
+        data = await call.read()
+        message = decode_from_federator(data, self._limit) if isinstance(data, bytes) else None
+        if isinstance(message, Bye) and message.final:
+            raise Refused(f"the federator refuses this client: {message.reason}")
+        if not isinstance(message, Invitation):
+            raise asyncio.InvalidStateError
+        setup = Setup.invited(message)
+        self._limit = size_limit(setup.config.plan.scalars)
+        self.member = await self._in_thread(self.make, setup)
+        return self.member
+
+    async def _read(self, call: Any, inbox: asyncio.Queue[FromFederator | None]) -> None:
+        with suppress(grpc.aio.AioRpcError, RejectedMessage):  # either way, this stream is over
+            while isinstance(data := await call.read(), bytes):  # else it is the end
+                await inbox.put(decode_from_federator(data, self._limit))
+        await inbox.put(None)
+
+    async def _work(self, member: "Member | Liar", inbox: asyncio.Queue[FromFederator | None], outbox: Outbox) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(message: FromClient | bytes) -> None:
+            data = message if isinstance(message, bytes) else encode(message)
+            if self.pool is None:
+                outbox.put(data)
+            else:
+                loop.call_soon_threadsafe(outbox.put, data)
+
+        while member.bye is None and not outbox.is_full:
+            messages = [await inbox.get()]
+            while not inbox.empty():
+                messages.append(inbox.get_nowait())
+            heard = [message for message in messages if message is not None]
+            await self._in_thread(member.take, heard, tell)
+            self.was_heard = self.was_heard or member.heard
+            self.watch(member)
+            if None in messages:
+                return
+
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        if self.pool is None:
+            return work(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *arguments)

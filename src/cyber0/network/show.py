@@ -1,0 +1,103 @@
+"""What a person sees of a federator: a live table on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cyber0.network.server import Federator
+
+__all__ = ["Show", "showing", "table"]
+
+EVERY = 10.0  # seconds from one plain line to the next
+ROWS = 40  # clients that a table shows
+
+
+class Show:
+    """The display of a federator, once it has begun.
+
+    >>> show = Show(Console(), live=False)
+    >>> show.notice("alice is here")
+    alice is here
+    """
+
+    def __init__(self, console: Console, *, live: bool) -> None:
+        self.console, self.live = console, live
+        self.federator: Federator | None = None
+        self._last = time.monotonic()
+
+    def begin(self, federator: Federator, address: str, *, secure: bool) -> None:
+        """From now on there is something to see."""
+        self.federator = federator
+        how = "with TLS" if secure else "without TLS: anybody can be anybody"
+        self._print(f"listening at {address}, {how}; {federator.state.round} rounds are in the ledger")
+
+    def notice(self, text: str) -> None:
+        """Something happened; on a terminal it is in the table."""
+        if not self.live:
+            self._print(text)
+
+    def __rich__(self) -> Group | str:
+        return "" if self.federator is None else table(self.federator)
+
+    def line(self) -> None:
+        """Now and then, how far it is."""
+        federator = self.federator
+        if self.live or federator is None or time.monotonic() - self._last < EVERY:
+            return
+        self._last = time.monotonic()
+        self._print(heading(federator))
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+        self.console.file.flush()
+
+
+@contextmanager
+def showing(console: Console) -> Generator[Show]:
+    """A display for the time of a federation."""
+    show = Show(console, live=console.is_terminal)
+    if not show.live:
+        yield show
+        return
+    with Live(show, console=console, refresh_per_second=4):
+        yield show
+
+
+def heading(federator: Federator) -> str:
+    """How far a federator is, in a line."""
+    state, tally = federator.state, federator.tally
+    seen = tally.clients.values()
+    rounds = f"round {state.round:,} of {state.terms.rounds:,}, {tally.rate:,.1f} rounds/s"
+    bytes_ = f"{sum(s.received for s in seen) / 1e3:,.1f} kB in, {federator.sent() / 1e3:,.1f} kB out"
+    found = [s.evaluation.accuracy for s in seen if s.evaluation is not None]
+    quality = f", accuracy {sorted(found)[len(found) // 2]:.1%}" if found else ""
+    return f"{rounds}, {len(state.present)} of {len(state.terms.roster)} are here, {bytes_}{quality}"
+
+
+def table(federator: Federator) -> Group:
+    """Who is in, who is late, whose votes do not count and why."""
+    state, seen = federator.state, federator.tally.clients
+    rows = Table("client", "", "late", "not counted", "why", "accuracy", box=None, padding=(0, 2, 0, 0))
+    for name in state.terms.roster[:ROWS]:
+        one = seen[name]
+        accuracy = "" if one.evaluation is None else f"{one.evaluation.accuracy:.1%} at {one.evaluation.round}"
+        cells = str(state.missed.get(name, 0)), str(one.refused), Text(one.reason[:60]), accuracy
+        rows.add_row(Text(name), _standing(federator, name), *cells)
+    notices = [Text(f"  {text}", "dim", no_wrap=True) for text in list(federator.tally.notices)]
+    return Group(Text(heading(federator), "bold"), rows, *notices)
+
+
+def _standing(federator: Federator, name: str) -> Text:
+    state = federator.state
+    if name in state.diverged:
+        return Text("must replay", "red")
+    if name not in state.present:
+        return Text("away", "dim")
+    if name in state.votes.counted:
+        return Text("has voted", "green")
+    return Text("is awaited", "yellow") if name in state.awaited else Text("catches up", "cyan")

@@ -1,0 +1,74 @@
+"""What a person who watches a federator wants to see, counted as it happens."""
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from cyber0.protocol.messages import Evaluation
+from cyber0.protocol.records import Decision
+
+__all__ = ["Seen", "Tally"]
+
+WINDOW = 5.0  # seconds over which a rate is taken
+
+
+@dataclass(eq=False)
+class Seen:
+    """What was seen of a client: its votes that did not count and why, its bytes, how good it finds the model.
+
+    >>> Seen().refused
+    0
+    """
+
+    verdicts: Counter[str] = field(default_factory=Counter[str])
+    reason: str = ""
+    received: int = 0
+    sent: int = 0
+    evaluation: Evaluation | None = None
+    fingerprint: int | None = None
+
+    @property
+    def refused(self) -> int:
+        """How many of its votes did not count."""
+        return self.verdicts.total() - self.verdicts["counted"]
+
+
+class Tally:
+    """All clients of a roster, and how quickly rounds follow each other.
+
+    >>> tally = Tally(("alice", "bob"))
+    >>> tally.agreed(least=1) is None
+    True
+    """
+
+    def __init__(self, roster: tuple[str, ...]) -> None:
+        self.clients = {name: Seen() for name in roster}
+        self.notices: deque[str] = deque(maxlen=6)
+        self._times: deque[tuple[float, int]] = deque()
+
+    def decided(self, decision: Decision) -> None:
+        """Take note of a round."""
+        self._times.append((time.monotonic(), decision.round))
+        while len(self._times) > 2 and self._times[-1][0] - self._times[1][0] > WINDOW:
+            self._times.popleft()
+        for ballot in decision.ballots:
+            seen = self.clients[ballot.client]
+            seen.verdicts[ballot.verdict] += 1
+            if ballot.verdict != "counted":
+                seen.reason = f"{ballot.verdict}: {ballot.reason}"
+
+    @property
+    def rate(self) -> float:
+        """Rounds a second, lately."""
+        if len(self._times) < 2:
+            return 0.0
+        (begin, first), (end, last) = self._times[0], self._times[-1]
+        return (last - first) / max(end - begin, 1e-9)
+
+    def agreed(self, least: int) -> int | None:
+        """The fingerprint that most of the clients that are done report, if so many do."""
+        marks = Counter(seen.fingerprint for seen in self.clients.values() if seen.fingerprint is not None)
+        if not marks:
+            return None
+        mark, count = marks.most_common(1)[0]
+        return mark if count >= least and 2 * count > marks.total() else None

@@ -1,0 +1,42 @@
+"""The commands of docs/flower.md and docs/keys.md know the options that they are given there."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+DOCS = Path(__file__).parents[2] / "docs"
+BIN = Path(sys.executable).parent
+COMMANDS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr run", "flwr supernode register")
+COMMANDS += ("cyber0 flower new", "cyber0 keys init", "cyber0 keys issue", "cyber0 serve", "cyber0 join")
+
+
+def given():
+    """Every command of the shell blocks, with its options."""
+    for page in ("flower.md", "keys.md"):
+        text = (DOCS / page).read_text().replace("\\\n", " ")
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+            for line in block.splitlines():
+                command = next((name for name in COMMANDS if line.strip().startswith(name)), None)
+                if command is not None:
+                    yield command, frozenset(re.findall(r"(?<!\S)--[a-z-]+", line.partition(" #")[0]))
+
+
+@cache
+def understood(command):
+    env = os.environ | {"COLUMNS": "400", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    program, *words = command.split()
+    shown = subprocess.run([BIN / program, *words, "--help"], env=env, capture_output=True, text=True, check=True)
+    return shown.stdout
+
+
+@pytest.mark.parametrize(("command", "options"), sorted(set(given()), key=str))
+def test_a_documented_command_knows_its_options(command, options):
+    for option in options:
+        assert re.search(rf"{option}\b", understood(command)), f"{command} has no {option}"

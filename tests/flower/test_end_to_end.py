@@ -1,0 +1,90 @@
+"""Flower's real processes on loopback: what they train is the simulator's model, whoever is killed meanwhile."""
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from tests.flower.processes import Flower, free_port
+from tests.flower.test_app import simulated
+
+from cyber0.config import RunConfig
+from cyber0.flower.template import new
+from cyber0.protocol.sqlite import File
+from cyber0.protocol.verify import verify
+from cyber0.replay import base, rebuild
+
+NAMES = ("ann", "bob", "cy", "dee")
+SMALL = {"source": "embedded", "clients": 4, "byzantine": 1, "directions": 4, "batch": 16}
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory):
+    with Flower(tmp_path_factory.mktemp("flower")) as made:
+        made.link()
+        made.executor()
+        made.ready()
+        for name in NAMES:
+            made.register(name)
+            made.node(name, free_port(), state=made.folder / "state", device="cpu")
+        yield made
+
+
+def begun(flower, name, **changes):
+    """A run of a new app: its ledger, and its number."""
+    ledger = flower.folder / f"{name}.sqlite"
+    new(flower.folder / name, RunConfig(**SMALL, **changes), str(ledger))
+    started = flower.flwr("run", flower.folder / name, "here", "-c", f'roster="{",".join(NAMES)}" linger=300')
+    assert started.returncode == 0, started.stdout + started.stderr
+    return ledger, next(word for word in started.stdout.split() if word.isdigit())
+
+
+def test_a_node_and_the_superlink_are_killed_and_come_back(flower):
+    ledger, run = begun(flower, "killed", rounds=1000)
+    reach(flower, ledger, 5)
+    flower.kill("dee")
+    flower.kill("superlink")
+    flower.link()
+    flower.ready()
+    log = flower.lines(run)
+    said = wait_for(log, "the session of dee has failed")  # before that Flower does not let it come back
+    flower.again("dee")
+    said += "".join(log)
+    with File(ledger, read_only=True) as kept:
+        mark = rebuild(kept, base(kept.identity, None)[1])
+        assert kept.head.rounds == 1000
+        assert verify(kept).findings == []
+        assert any(len(decision.ballots) == 3 for decision in kept.decisions())
+        assert kept.seals[-1].fingerprint == mark
+    assert said.count("a session is opened for dee") == 2
+    assert f"fingerprint {mark:016x}, reported by 4 of 4 clients" in said
+
+
+def test_a_run_on_flower_is_the_sequential_simulation(flower):
+    ledger, run = begun(flower, "plain", rounds=10)
+    said = "".join(flower.lines(run))
+    commits, mark = simulated(RunConfig(**SMALL, rounds=10))
+    assert f"fingerprint {mark:016x}, reported by 4 of 4 clients" in said
+    with File(ledger, read_only=True) as kept:
+        assert [decision.scalars for decision in kept.decisions()] == commits
+        assert kept.identity.roster == NAMES
+
+
+def reach(flower, ledger, rounds):
+    """Let them go on until so many rounds are decided."""
+    for _ in range(6000):
+        if ledger.exists():
+            with File(ledger, read_only=True) as kept:
+                if kept.founded and kept.head.rounds >= rounds:
+                    return
+        flower.pause(0.02)
+    pytest.fail(f"round {rounds} is not reached")
+
+
+def wait_for(log, text):
+    """The log up to a line with this text."""
+    said = ""
+    for line in log:
+        said += line
+        if text in line:
+            return said
+    pytest.fail(f"the run ended without {text!r}:\n{said}")

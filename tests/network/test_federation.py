@@ -1,0 +1,369 @@
+"""What a federation withstands: liars, accidents, and each other."""
+
+import asyncio
+import io
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from tests.network.parties import recipe
+
+from cyber0.errors import Refused
+from cyber0.network import keys
+from cyber0.network.liars import LIES, Liar
+from cyber0.network.member import Member
+from cyber0.network.model import Trained, load_task
+from cyber0.network.server import HELLOS, MOST, STREAMS, Federator
+from cyber0.network.session import _check_code, attend
+from cyber0.network.setup import Setup
+from cyber0.network.show import table
+from cyber0.network.store import Kept, Store
+from cyber0.network.stream import METHOD, Outbox
+from cyber0.network.thin import Thin
+from cyber0.protocol.codec import decode_from_federator, encode
+from cyber0.protocol.ledger import Memory
+from cyber0.protocol.messages import (
+    Ask,
+    Bye,
+    CatchUp,
+    Committed,
+    Hello,
+    Invitation,
+    Rejection,
+    RoundOpen,
+    Vote,
+    Welcome,
+)
+from cyber0.protocol.signing import is_signed, private_key, public_key
+from cyber0.protocol.verify import verify
+from cyber0.replay import base, rebuild
+from cyber0.simulation import Simulation
+
+
+def replayed(ledger):
+    return rebuild(ledger, base(ledger.identity, None)[1])
+
+
+def play(config, ledger, makes, *, credentials=None, each=None, liars=(), **options):
+    """A federation over real sockets in this process; `makes` by name. Returns what each client came to, and all."""
+    setup = Setup.of(config, **{"deadline": 0.5, **options.pop("setup", {})})
+
+    async def run():
+        federator = Federator(setup, ledger, **options)
+        address = f"127.0.0.1:{await federator.start('127.0.0.1:0', credentials)}"
+        parties = {
+            name: asyncio.ensure_future(attend(address, make, credentials=each and each[name]))
+            for name, make in makes.items()
+        }
+        for liar in liars:
+            federator.over_task = asyncio.ensure_future(federator.over.wait())
+            federator.over_task.add_done_callback(lambda _, liar=liar: parties[liar].cancel())
+        done = await asyncio.gather(*parties.values(), return_exceptions=True)
+        if any(isinstance(one, Refused) for one in done):
+            federator.stop("enough")
+        await federator.over.wait()
+        await federator.close()
+        return dict(zip(parties, done, strict=True)), federator
+
+    return asyncio.run(run())
+
+
+def trained(config, task, **options):
+    return {
+        name: lambda setup, place=place, name=name: Member(setup, name, Trained(config, place, task, "cpu"), **options)
+        for place, name in enumerate(Setup.of(config).roster)
+    }
+
+
+@pytest.fixture(scope="module")
+def task():
+    return load_task(recipe())
+
+
+# Liars
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_of_any_kind_costs_only_itself(task, lie):
+    config, ledger = recipe(clients=5, rounds=40, directions=16, batch=32, partition="iid"), Memory()
+    makes = trained(config, task, evaluates=True)
+    honest = makes["client-4"]
+    makes["client-4"] = lambda setup: Liar(honest(setup), lie)
+    done, federator = play(config, ledger, makes, setup={"fingerprint_every": 7}, liars=["client-4"])
+    marks = {done[name].model.fingerprint() for name in list(done)[:4]}
+    assert marks == {replayed(ledger)}
+    assert verify(ledger).findings == []
+    assert ledger.head.rounds == 40
+    simulation = Simulation(config)
+    list(simulation.play())
+    accuracy, _ = simulation.evaluate()
+    assert abs(done["client-0"].evaluation.accuracy - accuracy) < 0.15
+    told = {ballot.verdict for decision in ledger.decisions() for ballot in decision.ballots[:4]}
+    assert told <= {"counted", "late"}
+    assert federator.tally.clients["client-0"].refused <= 40
+
+
+def test_weights_that_went_wrong_are_built_anew(task):
+    config, ledger = recipe(rounds=20), Memory()
+
+    class Struck(Trained):
+        struck = False
+
+        def advance(self, first, scalars):
+            super().advance(first, scalars)
+            if first == 7 and not self.struck:
+                self.struck = True
+                next(iter(self.parameters))[1][0] += 1.0
+
+    makes = trained(config, task)
+    makes["client-0"] = lambda setup: Member(setup, "client-0", Struck(config, 0, task, "cpu"))
+    done, _ = play(config, ledger, makes, setup={"fingerprint_every": 5})
+    assert done["client-0"].model.struck
+    assert {one.model.fingerprint() for one in done.values()} == {replayed(ledger)}
+    verdicts = [
+        (decision.round, ballot.verdict)
+        for decision in ledger.decisions()
+        for ballot in decision.ballots
+        if ballot.client == "client-0" and ballot.verdict != "counted"
+    ]
+    assert verdicts[0] == (10, "rejected")
+
+
+def raw(federator, talk):
+    """Talk to a federator without the code of a client."""
+    import grpc.aio
+
+    async def run():
+        port = await federator.start("127.0.0.1:0")
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                return await talk(lambda: channel.stream_stream(METHOD)())
+        finally:
+            federator.stop("enough")
+            await federator.close()
+
+    return asyncio.run(run())
+
+
+async def last_words(call):
+    return (await all_words(call))[-1]
+
+
+async def all_words(call):
+    said = []
+    while isinstance(data := await call.read(), bytes):
+        said.append(decode_from_federator(data))
+    return said
+
+
+def test_too_many_hellos_are_not_answered():
+    model = Thin(4)
+    setup = Setup.of(recipe())
+
+    async def talk(connect):
+        call = connect()
+        for _ in range(HELLOS + 1):
+            await call.write(encode(Hello("client-0", model.manifest, model.base)))
+        return await last_words(call)
+
+    async def run():
+        return Federator(setup, Memory())
+
+    assert raw(asyncio.run(run()), talk) == Bye("too many Hellos: come again later")
+
+
+def test_a_second_stream_takes_the_place_of_the_first_which_is_told():
+    model = Thin(4)
+
+    async def talk(connect):
+        calls = [connect(), connect()]
+        for call in calls:
+            await call.write(encode(Hello("client-0", model.manifest, model.base)))
+            await call.write(encode(Ask()))
+            if call is calls[0]:
+                await call.read()
+        return await last_words(calls[0])
+
+    said = raw(Federator(Setup.of(recipe()), Memory()), talk)
+    assert said == Bye("another stream of this client took its place")
+
+
+def test_too_many_messages_in_a_round_end_the_stream():
+    async def talk(connect):
+        call = connect()
+        for _ in range(MOST + 1):
+            await call.write(encode(Vote(0, bytes(16))))
+        return await last_words(call)
+
+    assert raw(Federator(Setup.of(recipe()), Memory()), talk) == Bye(f"more than {MOST} messages in round 0")
+
+
+def test_one_client_cannot_take_all_streams():
+    async def talk(connect):
+        calls = []
+        for _ in range(STREAMS + 1):
+            calls.append(connect())
+            await calls[-1].write(encode(Ask()))
+            await calls[-1].read()  # so that it is there before the next
+        return await last_words(calls[0])
+
+    federator = Federator(Setup.of(recipe()), Memory(), peer_name=lambda _: "client-0")
+    assert raw(federator, talk) == Bye(f"more than {STREAMS} streams of one client")
+
+
+def test_bytes_that_are_no_message_end_the_stream():
+    async def talk(connect):
+        call = connect()
+        await call.write(b"what?")
+        return await last_words(call)
+
+    assert raw(Federator(Setup.of(recipe()), Memory()), talk) == Bye("5 bytes are no message of a client")
+
+
+def test_who_is_too_slow_for_what_waits_is_hung_up_on():
+    async def run():
+        outbox, written = Outbox(room=10), []
+
+        async def write(data):
+            written.append(data)
+            outbox.put(bytes(8))  # more comes than goes
+
+        outbox.put(bytes(4))
+        outbox.put_all(bytes(100) for _ in range(3))
+        await outbox.drain(write)
+        return outbox.is_full, sum(map(len, written))
+
+    is_full, written = asyncio.run(run())
+    assert is_full
+    assert written <= 104
+
+
+# What a person sees
+
+
+def test_the_table_shows_who_is_in_and_whose_votes_do_not_count():
+    setup, ledger = Setup.of(recipe(directions=1, rounds=3), ("ann", "bob", "cy", "[red]dan"), deadline=0.2), Memory()
+
+    async def run():
+        federator = Federator(setup, ledger)
+        address = f"127.0.0.1:{await federator.start('127.0.0.1:0')}"
+        makes = [lambda told, name=name: Member(told, name, Thin(1)) for name in setup.roster[:3]]
+        makes.append(lambda told: Liar(Member(told, "[red]dan", Thin(1)), "nan"))
+        await asyncio.gather(*(attend(address, make) for make in makes))
+        await federator.over.wait()
+        await federator.close()
+        return federator
+
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table(asyncio.run(run())))
+    shown = console.export_text()
+    assert "round 3 of 3" in shown
+    assert re.search(r"\[red\]dan .* 3 +rejected: a scalar is not finite", shown)
+
+
+# Keys
+
+
+def test_names_come_from_certificates(tmp_path, task):
+    config, ledger = recipe(rounds=5), Memory()
+    keys.init(tmp_path / "keys")
+    folders = {name: keys.issue(name, tmp_path / "keys") for name in Setup.of(config).roster}
+    each = {name: keys.channel_credentials(folder) for name, folder in folders.items()}
+    each["client-3"] = each["client-0"]
+    options = {"credentials": keys.server_credentials(tmp_path / "keys"), "peer_name": keys.peer_name, "each": each}
+    signer = private_key(keys.federator_key(tmp_path / "keys"))
+    done, _ = play(config, ledger, trained(config, task), key=signer, **options)
+    assert isinstance(done["client-3"], Refused)
+    assert "it calls itself 'client-3', but its certificate says 'client-0'" in str(done["client-3"])
+    assert {done[name].model.fingerprint() for name in list(done)[:3]} == {replayed(ledger)}
+    (seal,) = ledger.seals
+    assert is_signed(seal, ledger.identity.digest, public_key(tmp_path / "keys" / "federator" / "cert.pem"))
+
+
+# What a federator may ask for
+
+
+@pytest.mark.parametrize("changes", [{"task": "os:getcwd"}, {"partition": "os:getcwd"}])
+def test_a_federator_cannot_make_a_client_run_code(changes):
+    with pytest.raises(Refused, match="= 'os:getcwd' is code: say --own-code if it is yours"):
+        _check_code(Setup.of(recipe(**changes)), None, own_code=False)
+    _check_code(Setup.of(recipe(**changes)), None, own_code=True)
+
+
+@pytest.mark.parametrize("change", [{"deadline": "soon"}, {"fingerprint_every": 0}, {"more": 1}, {"config": {"x": 1}}])
+def test_an_invitation_that_cannot_be_used_is_refused(change):
+    fields = {**json.loads(Setup.of(recipe()).invitation().terms), **change}
+    with pytest.raises(Refused, match="the federator's invitation cannot be used"):
+        Setup.invited(Invitation(json.dumps(fields).encode()))
+
+
+@given(st.lists(st.one_of(
+    st.builds(RoundOpen, st.integers(0, 5)),
+    st.builds(Committed, st.integers(0, 5), st.sampled_from([bytes(8), b"12345678", b"abcd" * 4])),
+    st.builds(CatchUp, st.integers(0, 5), st.sampled_from([bytes(8), bytes(24), b"12345678" * 2, b"abcd"])),
+    st.builds(Rejection, st.integers(0, 5), st.just("late"), st.just("")),
+    st.just("welcome"), st.just("break"), st.just("crash"),
+), max_size=30))  # fmt: skip
+def test_whatever_a_federator_says_a_client_says_one_thing_in_a_round(story):
+    setup = Setup.of(recipe(clients=1, byzantine=0, directions=2, rounds=5))
+    store, said = Store(), []
+
+    class Drifting(Thin):
+        def vote(self, _):
+            return self.fingerprint().to_bytes(8, "little")
+
+    member = Member(setup, "client-0", Drifting(2), store)
+    for event in story:
+        try:
+            if event == "crash":
+                member = Member(setup, "client-0", Drifting(2), store)
+            elif event == "break":
+                member.hello()
+            else:
+                message = Welcome(member.identity.to_bytes(), 0) if event == "welcome" else event
+                member.take([message], said.append)
+        except Refused:
+            break
+    votes = {(message.round, message.scalars) for message in said if isinstance(message, Vote)}
+    assert len(votes) == len({number for number, _ in votes})
+
+
+# State
+
+
+def test_a_client_does_not_continue_in_the_state_of_another_run(tmp_path, task):
+    config, ledger = recipe(rounds=3), Memory()
+    with Store(tmp_path / "state") as store:
+        makes = trained(config, task)
+        makes["client-0"] = lambda setup: Member(setup, "client-0", Trained(config, 0, task, "cpu"), store)
+        play(config, ledger, makes)
+    other = recipe(rounds=3, seed=9)
+    with Store(tmp_path / "state") as store, pytest.raises(Refused, match="holds the state of another run"):
+        Member(Setup.of(other), "client-0", Trained(other, 0, task, "cpu"), store)
+
+
+def test_a_federator_that_votes_were_not_made_for_is_refused():
+    setup = Setup.of(recipe(clients=1, byzantine=0))
+    store = Store()
+    store.keep(Kept(Vote(0, bytes(16)), head=bytes(32)))  # of a history that is no more
+    member = Member(setup, "client-0", Thin(4), store)
+    member.hello()
+    with pytest.raises(Refused, match="the federator's chain is not the one this client voted on"):
+        member.take([Welcome(member.identity.to_bytes(), 0), RoundOpen(0)], print)
+
+
+def test_one_of_two_slots_is_always_whole(tmp_path):
+    first, second = (Kept(Vote(number, bytes([number] * 8)), bytes(32)) for number in (4, 5))
+    with Store(tmp_path) as store:
+        store.keep(first)
+        store.keep(second)
+    file = tmp_path / "votes"
+    data = file.read_bytes()
+    for cut in range(len(data)):
+        file.write_bytes(data[:cut])
+        with Store(tmp_path) as store:
+            assert store.vote(5) in (None, second)
+            assert store.vote(4) in (None, first)
