@@ -16,13 +16,12 @@ def test_version():
     assert invoke("--version").output == f"cyber0 {cyber0.__version__}\n"
 
 
+COMMANDS = "run study data demo doctor theory serve join replay verify ledger keys flower".split()
+BELOW = {"ledger": ["show", "export", "import"], "keys": ["init", "issue", "show"], "flower": ["new"]}
+
+
 @pytest.mark.parametrize(
-    "command",
-    [
-        *([name] for name in ("run", "study", "data", "demo", "doctor", "theory", "replay", "verify", "ledger", "serve", "join", "keys", "flower")),
-        [],
-        *(["ledger", name] for name in ("show", "export", "import")),
-    ],
+    "command", [[], *([name] for name in COMMANDS), *([name, part] for name in BELOW for part in BELOW[name])]
 )
 def test_help(command):
     result = invoke(*command, "--help")
