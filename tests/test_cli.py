@@ -16,13 +16,14 @@ def test_version():
     assert invoke("--version").output == f"cyber0 {cyber0.__version__}\n"
 
 
-COMMANDS = "run study data demo doctor theory serve join replay verify ledger keys flower".split()
-BELOW = {"ledger": ["show", "export", "import"], "keys": ["init", "issue", "show"], "flower": ["new"]}
+COMMANDS = [[], *([command.callback.__name__] for command in app.registered_commands)]
+GROUPS = [(group.name, group.typer_instance) for group in app.registered_groups]
+BELOW = [
+    [name, command.name or command.callback.__name__] for name, group in GROUPS for command in group.registered_commands
+]
 
 
-@pytest.mark.parametrize(
-    "command", [[], *([name] for name in COMMANDS), *([name, part] for name in BELOW for part in BELOW[name])]
-)
+@pytest.mark.parametrize("command", [*COMMANDS, *([name] for name, _ in GROUPS), *BELOW])
 def test_help(command):
     result = invoke(*command, "--help")
     assert result.exit_code == 0
