@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
 """The backend `triton`: the stream on a CUDA device, one pass over memory for each operation.
 
 A kernel is compiled without fused multiply-adds, and reads its directions from device memory rather than from its
