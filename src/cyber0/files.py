@@ -32,6 +32,7 @@ def locked(path: Path, what: str) -> Any:
     >>> locked(folder, "run")
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: ... is in use by another run that has not ended
+    >>> lock.close()
     """
     file = (path / ".lock").open("w")
     try:
