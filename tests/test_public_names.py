@@ -101,7 +101,7 @@ PUBLIC = {
         "proven_kappa",
         "theorem_2",
     ],
-    "cyber0.files": ["locked", "write_whole"],
+    "cyber0.files": ["held", "locked", "write_whole"],
     "cyber0.simulation.ensemble": ["Ensemble", "shape_of"],
     "cyber0.simulation.run": ["Minutes", "run", "run_together"],
     "cyber0.study.recipe": ["Cell", "Figure", "Labels", "Recipe", "Table", "find", "shipped"],

@@ -1,12 +1,13 @@
 """Files that are whole or not there, and folders that one process holds at a time."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cyber0.errors import InvalidConfig
 
-__all__ = ["locked", "write_whole"]
+__all__ = ["held", "locked", "write_whole"]
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -23,18 +24,20 @@ def write_whole(path: Path, content: str | bytes) -> None:
     draft.replace(path)
 
 
-def locked(path: Path, what: str) -> Any:
-    """A file of the folder, locked for this process: the lock goes with the process, however it ends.
+def locked(path: Path, taken: Callable[[], Exception]) -> Any:
+    """An open file, locked for this process: the lock goes with the process, however it ends.
+
+    `taken()` is the error to raise where another process has it.
 
     >>> from tempfile import mkdtemp
-    >>> folder = Path(mkdtemp())
-    >>> lock = locked(folder, "run")
-    >>> locked(folder, "run")
+    >>> path = Path(mkdtemp()) / ".lock"
+    >>> lock = locked(path, lambda: InvalidConfig("it is in use"))
+    >>> locked(path, lambda: InvalidConfig("it is in use"))
     Traceback (most recent call last):
-    cyber0.errors.InvalidConfig: ... is in use by another run that has not ended
+    cyber0.errors.InvalidConfig: it is in use
     >>> lock.close()
     """
-    file = (path / ".lock").open("w")
+    file = path.open("w")
     try:
         import fcntl
 
@@ -43,7 +46,21 @@ def locked(path: Path, what: str) -> Any:
         pass
     except BlockingIOError:
         file.close()
-        raise InvalidConfig(f"{path} is in use by another {what} that has not ended") from None
+        raise taken() from None
     except OSError:  # no locks on this file system
         pass
     return file
+
+
+def held(folder: Path, what: str) -> Any:
+    """A folder's lock; one that another process holds is refused.
+
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp())
+    >>> lock = held(folder, "run")
+    >>> held(folder, "run")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: ... is in use by another run that has not ended
+    >>> lock.close()
+    """
+    return locked(folder / ".lock", lambda: InvalidConfig(f"{folder} is in use by another {what} that has not ended"))

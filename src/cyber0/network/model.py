@@ -12,13 +12,13 @@ from cyber0.client import Client
 from cyber0.commit import Commit
 from cyber0.config import RunConfig
 from cyber0.directions.select import host
-from cyber0.errors import InvalidConfig, NonFiniteLoss
+from cyber0.errors import NonFiniteLoss
 from cyber0.estimate import full_precision
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import base_digest, layout_bytes
 from cyber0.protocol.records import from_wire, to_wire
 from cyber0.replay.weights import Weights
-from cyber0.tasks import partition
+from cyber0.tasks import devices, partition
 from cyber0.tasks.batches import positions
 from cyber0.tasks.task import Task, evaluate
 from cyber0.tasks.task import make as make_task
@@ -39,7 +39,7 @@ class Trained:
     def __init__(self, config: RunConfig, place: int, task: Task | None = None, device: str = "auto") -> None:
         self.config = config
         self.task = task or load_task(config)
-        self.device = chosen(device)
+        self.device = devices.find(device)
         self._module = self.task.build(config.seed).to(self.device).eval()
         self.parameters = Parameters.of(self._module)
         self.manifest = bytes.fromhex(self.parameters.manifest.digest)
@@ -133,19 +133,3 @@ def load_task(config: RunConfig, data: Path | None = None, source: str | None = 
     'mnist'
     """
     return make_task(config.task, data, source or config.source, config.model)
-
-
-def chosen(device: str) -> torch.device:
-    """A device by name; auto is CUDA where there is one.
-
-    >>> chosen("cpu")
-    device(type='cpu')
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-        torch.zeros(1, device=found).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidConfig(f"device = {device!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return found

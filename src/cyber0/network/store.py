@@ -66,7 +66,7 @@ class Store:
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                self._lock = locked(folder, "client")
+                self._lock = held(folder, "client")
                 (folder / "votes").touch(mode=0o600)
                 self._file = (folder / "votes").open("r+b", buffering=0)
             except OSError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from cyber0 import files
 from cyber0.errors import InvalidLedger
 
 __all__ = ["connected", "leave_wal", "locked", "sync_folder"]
@@ -70,21 +71,12 @@ def locked(path: Path) -> Any:
     >>> locked(Path(mkdtemp()) / "run.ledger").close()
     """
     try:
-        file = _beside(path, "-lock").open("w")
+        return files.locked(
+            _beside(path, "-lock"),
+            lambda: InvalidLedger(f"{path} is in use by another federator that has not ended"),
+        )
     except OSError as error:
         raise InvalidLedger(f"{path} cannot be locked, in {path.resolve().parent}: {error.strerror}") from None
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # no such locks on this system
-        pass
-    except BlockingIOError:
-        file.close()
-        raise InvalidLedger(f"{path} is in use by another federator that has not ended") from None
-    except OSError:  # no locks on this file system
-        pass
-    return file
 
 
 def leave_wal(connection: sqlite3.Connection) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cyber0.config import RunConfig, load, merged
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
-from cyber0.files import locked, write_whole
+from cyber0.files import held, write_whole
 
 __all__ = ["Folder"]
 
@@ -50,7 +50,7 @@ class Folder:
         """Make the folder of a new run; one that holds files of another run is refused, and left as it is."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = locked(path, "run")
+            lock = held(path, "run")
             for name in FILES:
                 if (path / name).exists():
                     lock.close()
@@ -67,7 +67,7 @@ class Folder:
         """Open the folder of a run that was stopped."""
         config = cls.configuration(path)
         try:
-            lock = locked(path, "run")
+            lock = held(path, "run")
         except OSError as error:
             raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
         try:

@@ -19,7 +19,7 @@ from cyber0.parameters import Parameters
 from cyber0.protocol.decide import as_scalars, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population, participants
-from cyber0.tasks import partition
+from cyber0.tasks import devices, partition
 from cyber0.tasks.task import Task, evaluate
 from cyber0.tasks.task import make as make_task
 
@@ -59,7 +59,7 @@ class Simulation:
         self.rule = aggregation.find(config.rule)
         self.attack = attacks.find(config.attack)
         self.quorum = quorum(self.rule, config.byzantine, config.invited)
-        self.device = _device(config.device)
+        self.device = devices.find(config.device)
         with _named("task", config.task):
             folder = None if config.data is None else Path(config.data)
             self.task = task or make_task(config.task, folder, config.source, config.model)
@@ -180,14 +180,3 @@ def _named(field: str, value: str) -> Generator[None]:
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError, IndexError) as error:
         raise InvalidConfig(f"{field} = {value!r} cannot be used: {type(error).__name__}: {error}") from error
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidConfig(f"device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return device

@@ -12,7 +12,7 @@ from typing import Any
 from cyber0.config import load
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
-from cyber0.files import locked, write_whole
+from cyber0.files import held, write_whole
 from cyber0.study.recipe import Recipe
 from cyber0.study.results import Failure, Results
 from cyber0.study.work import Job, Outcome
@@ -39,7 +39,7 @@ class StudyFolder:
             others = sorted(found.name for found in path.iterdir() if found.name not in (".lock", "runs"))
             if others and not (path / "study.toml").exists():
                 raise InvalidConfig(f"{path} holds something else ({others[0]}): name another folder")
-            self._lock = locked(path, "study")
+            self._lock = held(path, "study")
         except OSError as error:
             raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
         try:

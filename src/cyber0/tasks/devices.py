@@ -1,0 +1,26 @@
+"""Where a model is trained."""
+
+import torch
+
+from cyber0.errors import InvalidConfig
+
+__all__ = ["find"]
+
+
+def find(name: str) -> torch.device:
+    """The device of a name that can be used; auto is the first GPU where there is one.
+
+    >>> find("cpu")
+    device(type='cpu')
+    >>> find("gpu")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: device = 'gpu' cannot be used: ...
+    """
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidConfig(f"device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
