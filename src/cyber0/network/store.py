@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cyber0.errors import InvalidConfig, InvalidParameters
-from cyber0.files import locked
+from cyber0.files import held
 from cyber0.protocol.messages import Vote
 from cyber0.replay.weights import Weights
 
