@@ -32,7 +32,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=TASKS)
+@pytest.fixture(params=SIZES)
 def task(request, digits, monkeypatch):
     monkeypatch.setattr("cyber0.tasks.task.load", lambda *_, **__: digits)
     return TASKS[request.param](None, "embedded")

@@ -69,12 +69,18 @@ def run(
 def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None, resume: Path | None) -> RunConfig:
     if resume is None:
         config = merged(load(recipe) if recipe else {}, given)
-        return config.model_copy(update={"data": str(Path(config.data).resolve())}) if config.data else config
+        return config.model_copy(update=_resolved(config))
     if recipe or given or out:
         raise InvalidConfig(f"--resume {resume} takes its configuration from that folder: give no other")
     from cyber0.simulation.folder import Folder
 
     return Folder.configuration(resume)
+
+
+def _resolved(config: RunConfig) -> dict[str, str]:
+    """Folders by their whole paths, so that a run can be continued from anywhere; a model may be a name on the hub."""
+    folders = {"data": config.data, "model": config.model if config.model and Path(config.model).is_dir() else None}
+    return {key: str(Path(folder).resolve()) for key, folder in folders.items() if folder}
 
 
 def _simulate(config: RunConfig, folder: Path | None, *, resuming: bool) -> None:

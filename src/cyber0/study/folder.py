@@ -71,11 +71,9 @@ class StudyFolder:
         if outcome.error is not None:
             write_whole(failed, json.dumps({"labels": job.labels, "seed": job.config.seed, "error": outcome.error}))
             return
-        *lines, summary = outcome.lines
-        kept = json.dumps({"labels": job.labels, "config": _config(job), "lines": lines, "summary": summary})
-        write_whole(
-            self._file(job), kept.replace(job.config.data or "DIR", "DIR")
-        )  # where data are is nobody's business
+        *lines, summary = (_anywhere(line, job.config.data) for line in outcome.lines)
+        kept = {"labels": job.labels, "config": _config(job), "lines": lines, "summary": summary}
+        write_whole(self._file(job), json.dumps(kept, allow_nan=False))
         failed.unlink(missing_ok=True)
 
     def log(self, line: dict[str, Any]) -> None:
@@ -134,3 +132,8 @@ def _config(job: Job) -> dict[str, Any]:
 
 def _measured(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key not in ("data", "data_sha256", "model")}
+
+
+def _anywhere(line: dict[str, Any], data: str | None) -> dict[str, Any]:
+    """A line that says where its data come from, but not in which folder of this machine."""
+    return {**line, "data": line["data"].replace(data, "DIR")} if data and "data" in line else line

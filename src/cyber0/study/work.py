@@ -113,13 +113,13 @@ def _together(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
     from cyber0.simulation.run import run_together
 
     config = batch[0].config
-    task = _task(config.task, config.data, config.source)
+    task = _task(config.task, config.data, config.source, config.model)
     found = run_together([job.config for job in batch], watch, task)
     return [Outcome(job, lines) for job, lines in zip(batch, found, strict=True)]
 
 
 @lru_cache(maxsize=1)  # a process plays many batches on the same data
-def _task(name: str, data: str | None, source: str) -> Any:
-    from cyber0.tasks.task import find
+def _task(name: str, data: str | None, source: str, model: str | None) -> Any:
+    from cyber0.tasks.task import make
 
-    return find(name)(None if data is None else Path(data), source)
+    return make(name, None if data is None else Path(data), source, model)

@@ -20,6 +20,7 @@ from cyber0.errors import InvalidConfig
 from cyber0.tasks import models
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.mnist import load
+from cyber0.tasks.text.tasks import snli, sst2, text_classification, trec
 
 __all__ = ["TASKS", "Task", "cross_entropy", "evaluate", "find", "make", "mnist", "mnist_cnn", "mnist_mlp"]
 
@@ -120,7 +121,15 @@ def mnist_cnn(directory: Path | str | None = None, source: str = "auto") -> Task
     return Task("mnist-cnn", load(directory, source=source), models.cnn, cross_entropy)
 
 
-TASKS: dict[str, Callable[..., Task]] = {"mnist": mnist, "mnist-cnn": mnist_cnn, "mnist-mlp": mnist_mlp}
+TASKS: dict[str, Callable[..., Task]] = {
+    "mnist": mnist,
+    "mnist-cnn": mnist_cnn,
+    "mnist-mlp": mnist_mlp,
+    "snli": snli,
+    "sst2": sst2,
+    "text-classification": text_classification,
+    "trec": trec,
+}
 
 
 def find(name: str | Callable[..., Task]) -> Callable[..., Task]:
@@ -130,7 +139,7 @@ def find(name: str | Callable[..., Task]) -> Callable[..., Task]:
     'mnist-mlp'
     >>> find("mnits")
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown task 'mnits': use one of mnist, mnist-cnn, mnist-mlp (did you mean 'mnist'?)
+    cyber0.errors.UnknownName: unknown task 'mnits': use one of mnist, mnist-cnn, mnist-mlp, ... (did you mean 'mnist'?)
     """
     return names.find("task", name, TASKS)
 

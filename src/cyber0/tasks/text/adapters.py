@@ -1,0 +1,94 @@
+"""Adapters: a few trainable weights beside a model's own, which stay as they are."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from cyber0 import names
+from cyber0.directions import DirectionKey, sample
+from cyber0.errors import InvalidModel
+from cyber0.extras import require
+from cyber0.tasks.models import INITIAL_ROUND
+
+__all__ = ["ADAPTERS", "find", "lora", "merged"]
+
+
+def lora(model: Any, seed: int, *, rank: int = 8, alpha: float = 16.0, targets: tuple[str, ...] | None = None) -> None:
+    """Low-rank adapters (Hu et al., 2022) by peft, in place: W + (alpha / rank) B A, with B zero at the start.
+
+    A comes from the direction stream of the seed; `targets` are names of layers, by default peft's for the
+    architecture.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import checkpoint, tiny
+    >>> model = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
+    >>> lora(model, seed=0, rank=2)
+    >>> sum(p.numel() for p in model.parameters() if p.requires_grad)
+    256
+    """
+    peft = require("peft", extra="text")
+    if rank < 1:
+        raise InvalidModel(f"lora(rank={rank}): the rank of an adapter is at least 1")
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=None if targets is None else list(targets))
+    random: Any = torch.random
+    try:
+        with random.fork_rng(devices=[]):
+            peft.inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise InvalidModel(
+            f"no adapter can be put into this model ({str(error).splitlines()[0]}): "
+            "name its layers, as in adapter=\"lora(targets=('q_proj', 'v_proj'))\""
+        ) from error
+    _initialise(model, seed)
+
+
+def _initialise(model: Any, seed: int) -> None:
+    key, start = DirectionKey(seed, INITIAL_ROUND), 0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if "lora_A" in name:
+                z = sample(key, parameter.numel(), start)
+                z *= np.float32(1 / math.sqrt(parameter.shape[-1]))
+                parameter.copy_(torch.as_tensor(z).view(parameter.shape))
+            start += parameter.numel()
+
+
+ADAPTERS: dict[str, Callable[..., None]] = {"lora": lora}
+
+
+def find(name: str | Callable[..., None]) -> Callable[..., None]:
+    """The adapter of a name, with its options, to be called with a model and a seed.
+
+    >>> find("lora(rank=4)").keywords
+    {'rank': 4}
+    """
+    return names.find("adapter", name, ADAPTERS)
+
+
+def merged(model: Any) -> dict[str, torch.Tensor]:
+    """A model's weights with its adapters added to them, under the names they have without.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import checkpoint, tiny
+    >>> model = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
+    >>> before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    >>> lora(model, seed=0)
+    >>> after = merged(model)
+    >>> all(torch.equal(before[name], after[name]) for name in before)          # B is zero
+    True
+    """
+    weights = {
+        name.replace(".base_layer.", "."): tensor.detach().clone()
+        for name, tensor in model.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A") and len(module.lora_A):
+            for adapter in module.lora_A:
+                weights[f"{name}.weight"] += module.get_delta_weight(adapter).detach()
+    return weights

@@ -1,0 +1,184 @@
+"""A pretrained model and its tokenizer, by hub id or from a folder: safetensors only, float32, with a trained head."""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from cyber0.errors import InvalidModel, UnknownName
+from cyber0.extras import require
+from cyber0.tasks.text import memory
+from cyber0.tasks.text.prompts import Kind
+
+__all__ = ["Checkpoint", "find"]
+
+CLASSES = {"masked": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM", "pooled": "AutoModel"}
+ENDS: dict[str, Kind] = {
+    "ForMaskedLM": "masked",
+    "ForPreTraining": "masked",
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+}
+POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """A model that has been found, but not loaded yet: its configuration, its tokenizer, the kind of head it has."""
+
+    name: str
+    config: Any
+    tokenizer: Any
+    kind: Kind
+
+    @property
+    def length(self) -> int:
+        """How many tokens it takes at most."""
+        positions = getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+        used = 2 if "roberta" in self.config.model_type else 0  # its positions count from 2
+        return min(positions - used, self.tokenizer.model_max_length)
+
+    def load(self) -> Any:
+        """The transformers model, on the CPU, in float32, without dropout; its output embeddings trained or tied."""
+        transformers = require("transformers", extra="text")
+        automatic = getattr(transformers, CLASSES[self.kind])
+        memory.check(self.parameters(), copies=1)
+        options: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+        random: Any = torch.random
+        with quiet(), _said(self.name), random.fork_rng(devices=[]):
+            model, told = automatic.from_pretrained(self.name, **options)
+        _check_head(model, self, {key for key in told["missing_keys"] if "pooler." not in key})
+        return model.eval()
+
+    def parameters(self) -> int:
+        """How many parameters it has, without loading them."""
+        automatic = getattr(require("transformers", extra="text"), CLASSES[self.kind])
+        with quiet(), _said(self.name), torch.device("meta"):
+            model = automatic.from_config(self.config)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def pooling(self) -> tuple[str, bool]:
+        """How its sentence embeddings are made: mean or cls, normalised or not; as sentence-transformers notes it."""
+        modules: list[Any] = self._json("modules.json") or []
+        folder = next((part["path"] for part in modules if part["type"].endswith("Pooling")), "1_Pooling")
+        modes = self._json(f"{folder}/config.json") or {"pooling_mode_mean_tokens": True}
+        for mode, pooling in POOLINGS.items():
+            if modes.get(mode):
+                return pooling, any(part["type"].endswith("Normalize") for part in modules)
+        raise InvalidModel(
+            f"{self.name} pools neither by mean nor by its first token: choose, e.g. sst2(pooling='mean')"
+        )
+
+    def _json(self, file: str) -> Any:
+        if Path(self.name).is_dir():
+            path = Path(self.name) / file
+        else:
+            quietly = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors")}
+            path = Path(require("transformers.utils", extra="text").cached_file(self.name, file, **quietly) or "")
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def find(name: str, head: str = "auto") -> Checkpoint:
+    """The model of a folder or of a hub id; `head` is the kind it is used as, by default what it was trained as.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import tiny
+    >>> checkpoint = find(str(tiny.model(tempfile.mkdtemp(), "llama")))
+    >>> checkpoint.kind, checkpoint.parameters()
+    ('causal', 10608)
+    >>> find(tempfile.mkdtemp())
+    Traceback (most recent call last):
+    cyber0.errors.InvalidModel: ... holds no model: there is no config.json in it
+    """
+    if head != "auto" and head not in get_args(Kind):
+        raise UnknownName("head", head, ["auto", *get_args(Kind)])
+    transformers = require("transformers", extra="text")
+    if Path(name).is_dir():
+        _check_folder(Path(name))
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # not how the hub names models
+        raise InvalidModel(f"there is no folder {name}: --model takes a folder, or an id of the hub like roberta-large")
+    with quiet(), _said(name):
+        config = transformers.AutoConfig.from_pretrained(name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    return Checkpoint(name, config, tokenizer, _kind(config, name) if head == "auto" else head)  # type: ignore[arg-type]
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").exists():
+        raise InvalidModel(f"{folder} holds no model: there is no config.json in it")
+    if not any(folder.glob("*.safetensors")):
+        others = ", ".join(sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".h5")))
+        raise InvalidModel(
+            f"{folder} has no safetensors, only {others or 'a configuration'}: convert it where you trust it, by "
+            "AutoModel.from_pretrained(folder).save_pretrained(other) in transformers; a pickle can run code when read"
+        )
+
+
+def _kind(config: Any, name: str) -> Kind:
+    for architecture in config.architectures or ():
+        for end, kind in ENDS.items():
+            if architecture.endswith(end):
+                return kind
+        return "pooled"
+    raise InvalidModel(f"{name} does not say what it was trained as: choose, e.g. sst2(head='masked')")
+
+
+def _check_head(model: Any, checkpoint: Checkpoint, missing: set[str]) -> None:
+    """Refuse a head with random weights, but tie one whose output embeddings only are missing."""
+    decoder = None if checkpoint.kind == "pooled" else model.get_output_embeddings()
+    if decoder is not None:
+        name = next(name for name, module in model.named_modules() if module is decoder)
+        embeddings = model.get_input_embeddings().weight
+        if f"{name}.weight" in missing and decoder.weight.shape == embeddings.shape:
+            decoder.weight, model.config.tie_word_embeddings = embeddings, True
+            missing = missing - {f"{name}.weight"}
+    if missing or (decoder is None and checkpoint.kind != "pooled"):
+        lacking = ", ".join(sorted(missing)[:3]) or "its output embeddings"
+        raise InvalidModel(
+            f"{checkpoint.name} has no trained head as a {checkpoint.kind} model (it lacks {lacking}): "
+            "use another model, or a head of its own, as in sst2(head='pooled')"
+        )
+
+
+@contextmanager
+def _said(name: str) -> Generator[None]:
+    """Turn what transformers raises into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        first = str(error).strip().splitlines()[0]
+        raise InvalidModel(
+            f"model = {name!r} is no folder here, and cannot be had from the hub with safetensors ({first}): "
+            "name a folder with config.json, tokenizer files and model.safetensors"
+        ) from error
+    except (ValueError, KeyError, RuntimeError, AttributeError) as error:
+        if isinstance(error, InvalidModel):
+            raise
+        first = str(error).strip().splitlines()[0]
+        raise InvalidModel(
+            f"model = {name!r} is of an architecture that this transformers cannot use so ({first[:200]}): "
+            "upgrade transformers, choose another head, or another model"
+        ) from error
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Without the progress bars and notes of transformers.
+
+    >>> with quiet():
+    ...     pass
+    """
+    logging = require("transformers.utils.logging", extra="text")
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

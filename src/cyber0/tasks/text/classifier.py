@@ -1,0 +1,149 @@
+"""A language model as a classifier of prompts: the module that clients train.
+
+Its parameters have the names they have in transformers, so that a run's weights load there, and a pretrained file is
+the base of a run.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from cyber0.errors import InvalidEstimate
+from cyber0.tasks.text.heads import Head, restrict
+from cyber0.tasks.text.tokens import PAD, lengths, trimmed
+
+__all__ = ["Classifier"]
+
+Tensor = torch.Tensor
+AT_ONCE = 2**15  # tokens of a batch, from which on it is taken in parts, shortest prompts first
+
+
+class Classifier(nn.Module):
+    """Prompts [batch, length], padded with PAD, to the scores of their classes [batch, classes].
+
+    `whole` is the transformers model; `base` its part without a head, `top` the head, where the two can be called one
+    after the other with the same outcome (else None); `head` says where logits are taken.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import checkpoint, tiny
+    >>> model = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
+    >>> classifier = Classifier(model, Head("causal", classes=2, label_ids=(7, 30)))
+    >>> classifier(torch.tensor([[5, 6, 7], [8, PAD, PAD]])).shape
+    torch.Size([2, 2])
+    >>> next(iter(dict(classifier.named_parameters())))
+    'model.embed_tokens.weight'
+    """
+
+    whole: Any
+    top_name: str | None
+    classifier: nn.Linear
+
+    def __init__(self, whole: Any, head: Head, classifier: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.head = head
+        whole.eval()
+        if head.kind != "pooled":
+            restrict(whole, head.label_ids)
+        for name, child in whole.named_children():
+            self.add_module(name, child)
+        # Not a child: its children are, under their own names.
+        self.__dict__["whole"] = whole
+        self.__dict__["top_name"] = None
+        if head.kind == "pooled":
+            self.classifier = classifier or _zeros(whole.config.hidden_size, head.classes)
+            _freeze(whole, "pooler.")
+        else:
+            self.__dict__["top_name"] = _top_name(whole)
+            self._prove()
+
+    @property
+    def base(self) -> Any:
+        """The model without its head."""
+        return self.whole if self.head.kind == "pooled" else self.whole.base_model
+
+    @property
+    def top(self) -> Any:
+        """The head over hidden states [..., hidden] -> [..., classes]; None where only the whole model will do."""
+        return None if self.top_name is None else self.get_submodule(self.top_name)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The scores of any number of prompts, in parts that fit into memory."""
+        sizes = lengths(tokens)
+        longest = _longest(sizes)
+        if len(tokens) * longest <= AT_ONCE:
+            return self.scores(trimmed(tokens))
+        order = sizes.argsort(stable=True)
+        step = max(1, AT_ONCE // longest)
+        parts = [self.scores(trimmed(tokens[order[first : first + step]])) for first in range(0, len(tokens), step)]
+        return torch.cat(parts)[order.argsort()]
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """The scores of one batch, at the width it has: no shape here depends on its values."""
+        if self.head.kind != "pooled" and self.top_name is None:
+            return _taken(self.whole(**self.inputs(tokens)).logits, self.head.positions(tokens))
+        return self.read(self.base(**self.inputs(tokens)).last_hidden_state, tokens)
+
+    def inputs(self, tokens: Tensor) -> dict[str, Any]:
+        """What the transformers model is called with; PAD becomes a token it has, which attention leaves out."""
+        pad = getattr(self.whole.config, "pad_token_id", None)
+        ids = torch.where(tokens == PAD, 0 if pad is None or pad < 0 else pad, tokens).long()
+        given: dict[str, Any] = {"input_ids": ids, "attention_mask": (tokens != PAD).long()}
+        return given | ({"use_cache": False} if self.head.kind == "causal" else {})
+
+    def read(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """The scores [batch, classes] of the last hidden states [batch, length, hidden] of `base`."""
+        if self.head.kind == "pooled":
+            return self.classifier(self.head.pool(hidden, tokens != PAD)) * self.head.scale
+        return self.top(_taken(hidden, self.head.positions(tokens)))
+
+    def _prove(self) -> None:
+        """Keep the shorter way through the head only where it gives what the model's own way gives."""
+        probe = torch.tensor([[3, 5, 4, 6], [4, 6, 5, PAD]])
+        name = self.top_name
+        if self.head.mask_id is not None:
+            probe[:, 1] = self.head.mask_id
+        with torch.no_grad():
+            self.__dict__["top_name"] = None
+            own = self.scores(probe)
+            try:
+                self.__dict__["top_name"] = name
+                same = name is not None and torch.allclose(self.scores(probe), own, rtol=1e-4, atol=1e-5)
+            except (TypeError, ValueError, RuntimeError, IndexError):
+                same = False
+        self.__dict__["top_name"] = name if same else None
+
+
+def _taken(values: Tensor, positions: Tensor) -> Tensor:
+    """One row of each sample's: [batch, length, width] -> [batch, width]."""
+    return values[torch.arange(len(values), device=values.device), positions]
+
+
+def _longest(sizes: Tensor) -> int:
+    try:
+        return int(sizes.max())
+    except RuntimeError as error:  # a tensor of many models' batches has no one value
+        raise InvalidEstimate(
+            "a language model cannot be run as many models in one batch of torch.func: use engine = 'sequential'"
+        ) from error
+
+
+def _top_name(whole: Any) -> str | None:
+    """The one child beside the base, if there is one."""
+    others = [name for name, child in whole.named_children() if child is not whole.base_model]
+    return others[0] if len(others) == 1 else None
+
+
+def _zeros(inputs: int, classes: int) -> nn.Linear:
+    layer = nn.Linear(inputs, classes, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    return layer
+
+
+def _freeze(whole: Any, prefix: str) -> None:
+    """Leave alone what no score depends on."""
+    for name, parameter in whole.named_parameters():
+        if name.startswith(prefix):
+            parameter.requires_grad_(False)

@@ -1,0 +1,180 @@
+"""How a row of a data file becomes a prompt, and which words stand for its classes: a file in TOML.
+
+title = "Reviews"
+length = 128                          # tokens at most; of a longer prompt, the texts in it are cut, never the rest
+[words]                               # each class, and the word whose logit is its score
+bad = "terrible"
+good = { masked = "great", causal = "good" }   # or a word for each kind of model
+[labels]                              # how data files write the classes; one written by its name needs no entry
+0 = "bad"
+1 = "good"
+[prompts]                             # one for each kind of model; columns of the data stand in braces
+masked = "{review} It was{mask}."
+causal = "{review:drop-last}. It was"
+pooled = "{review}"
+[data]
+label = "stars"                       # the column of the label
+train = "train.jsonl"
+test = "test.csv"                     # without it, a part of the others by seed
+"""
+
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from string import Formatter
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cyber0.config import load as load_toml
+from cyber0.config import sentences
+from cyber0.errors import InvalidConfig, UnknownName
+
+__all__ = ["FILTERS", "Files", "Kind", "Piece", "Prompt", "load", "pieces"]
+
+Kind = Literal["masked", "causal", "pooled"]
+Piece = tuple[str, bool]
+"""A stretch of a prompt, and whether it comes from the data and may be cut."""
+STRICT = ConfigDict(frozen=True, extra="forbid")
+MASK = "mask"
+
+FILTERS: dict[str, Callable[[str], str]] = {
+    "": lambda text: text,
+    "drop-last": lambda text: text[:-1],
+    "lower-first": lambda text: text[:1].lower() + text[1:],
+}
+
+
+class Files(BaseModel):
+    """Where rows lie, and the column that holds their labels.
+
+    >>> Files(train="reviews.csv").label
+    'label'
+    """
+
+    model_config = STRICT
+    label: str = "label"
+    train: str | None = None
+    test: str | None = None
+
+
+class Prompt(BaseModel):
+    """A prompt file.
+
+    >>> prompt = Prompt.of({"words": {"bad": "terrible", "good": "great"}, "prompts": {"causal": "{review} It was"}})
+    >>> prompt.classes
+    ('bad', 'good')
+    >>> prompt.class_of("good")
+    1
+    """
+
+    model_config = STRICT
+    title: str = "texts"
+    length: int = Field(128, ge=4)
+    words: dict[str, str | dict[Kind, str]] = Field(min_length=2)
+    labels: dict[str, str] = {}
+    prompts: dict[Kind, str] = Field(min_length=1)
+    data: Files = Files()
+
+    @classmethod
+    def of(cls, keys: dict[str, Any], where: str = "the prompt") -> "Prompt":
+        """A prompt of the keys of its file; every problem with it is named in one error.
+
+        >>> Prompt.of({"words": {"bad": "terrible", "good": "great"}, "prompts": {"masked": "{review} It was"}})
+        Traceback (most recent call last):
+        cyber0.errors.InvalidConfig: the prompt: 'masked' must have {mask} once: '{review} It was'
+        """
+        try:
+            return cls(**keys)
+        except ValidationError as error:
+            raise InvalidConfig(f"{where}: {sentences(error)}") from None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for label, name in self.labels.items():
+            if name not in self.words:
+                raise ValueError(f"label {label!r} is of class {name!r}, which has no word: add it to [words]")
+        for kind, template in self.prompts.items():
+            _check(kind, template)
+        return self
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their words."""
+        return tuple(self.words)
+
+    def class_of(self, label: Any) -> int | None:
+        """The number of the class that a data file's label stands for; None where it stands for none."""
+        name = self.labels.get(str(label), str(label))
+        return self.classes.index(name) if name in self.words else None
+
+    def template(self, kind: Kind) -> str:
+        """The prompt for a kind of model."""
+        if kind not in self.prompts:
+            raise InvalidConfig(
+                f"the prompt of {self.title} for a {kind} model is missing: add {kind} = '...' to [prompts], "
+                f"or use head='{next(iter(self.prompts))}'"
+            )
+        return self.prompts[kind]
+
+    def words_of(self, kind: Kind) -> dict[str, str]:
+        """The word of each class for a kind of model."""
+        found = {name: word if isinstance(word, str) else word.get(kind) for name, word in self.words.items()}
+        for name, word in found.items():
+            if word is None:
+                raise InvalidConfig(
+                    f"the class {name!r} of {self.title} has no word for a {kind} model: add it to [words]"
+                )
+        return {name: word for name, word in found.items() if word is not None}
+
+    def columns(self, kind: Kind) -> tuple[str, ...]:
+        """The columns of the data that a prompt is made of."""
+        return tuple(name for _, name, _, _ in Formatter().parse(self.template(kind)) if name and name != MASK)
+
+
+def _check(kind: str, template: str) -> None:
+    parsed = list(Formatter().parse(template))
+    if [name for _, name, _, _ in parsed].count(MASK) != (kind == "masked"):
+        wanted = "must have {mask} once" if kind == "masked" else "has no {mask}"
+        raise ValueError(f"{kind!r} {wanted}: {template!r}")
+    for _, name, spec, _ in parsed:
+        if name == "":
+            raise ValueError(f"{kind!r} has braces without a column's name: {template!r}")
+        if spec and spec not in FILTERS:
+            raise UnknownName("filter of a prompt", spec, [key for key in FILTERS if key])
+    if not any(name and name != MASK for _, name, _, _ in parsed):
+        raise ValueError(f"{kind!r} shows nothing of the data: name a column in braces, as in '{{text}}'")
+
+
+def pieces(template: str, row: dict[str, Any], mask: str = "") -> list[Piece]:
+    """A row in its prompt, stretch by stretch.
+
+    >>> pieces("{premise:drop-last}?{mask}, so", {"premise": "It rains."}, mask="<mask>")
+    [('It rains', True), ('?', False), ('<mask>', False), (', so', False)]
+    """
+    found: list[Piece] = []
+    for text, name, spec, _ in Formatter().parse(template):
+        if text:
+            found.append((text, False))
+        if name == MASK:
+            found.append((mask, False))
+        elif name:
+            found.append((FILTERS[spec or ""](str(row[name])), True))
+    return found
+
+
+def load(name: str | Path) -> Prompt:
+    """A prompt that comes with the package, by name, or yours, by its file.
+
+    >>> load("sst2").words_of("masked")
+    {'negative': 'terrible', 'positive': 'great'}
+    >>> load("sts2")
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown prompt 'sts2': use one of (a file).toml, snli, sst2, trec (did you mean 'sst2'?)
+    """
+    folder = Path(str(files("cyber0.tasks.text") / "prompts"))
+    shipped = {path.stem: path for path in folder.glob("*.toml")}
+    if str(name) not in shipped and not str(name).endswith(".toml"):
+        raise UnknownName("prompt", str(name), [*shipped, "(a file).toml"])
+    path = shipped.get(str(name), Path(name))
+    return Prompt.of(load_toml(path), str(path))

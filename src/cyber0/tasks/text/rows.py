@@ -1,0 +1,191 @@
+"""Rows of texts from files, JSON lines or tables, packed or not, or from a Hugging Face data set."""
+
+import csv
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0.errors import InvalidData, MissingExtra
+from cyber0.tasks.files import cache_directory
+from cyber0.tasks.text.prompts import Prompt
+
+__all__ = ["Rows", "few", "locate", "read", "split"]
+
+Row = dict[str, Any]
+DOMAIN = 0x53484F54  # "SHOT": other draws of the same seed are independent of these
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows, and the number of each one's class.
+
+    >>> Rows([{"text": "fine"}, {"text": "awful"}], np.array([1, 0])).of(np.array([1])).texts
+    [{'text': 'awful'}]
+    """
+
+    texts: list[Row]
+    labels: NDArray[np.int64]
+
+    def of(self, chosen: NDArray[np.int64]) -> "Rows":
+        """Some of them."""
+        return Rows([self.texts[index] for index in chosen], self.labels[chosen])
+
+
+def read(path: Path, prompt: Prompt, columns: Iterable[str]) -> Rows:
+    r"""The rows of a file: .jsonl, .csv or .tsv, or one of these with .gz after it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "reviews.csv"
+    >>> _ = path.write_text("stars,review\n1,Fine.\n3,Awful.\n")
+    >>> keys = {"words": {"bad": "no", "good": "yes"}, "labels": {"0": "bad", "1": "good"}, "data": {"label": "stars"}}
+    >>> read(path, Prompt.of({**keys, "prompts": {"pooled": "{review}"}}), ["review"])
+    Traceback (most recent call last):
+    cyber0.errors.InvalidData: ...reviews.csv, line 3: the label '3' is not one of bad, good (also written 0, 1): ...
+    """
+    return _rows(_lines(path), prompt, (prompt.data.label, *columns), str(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each row of a file, and the number of its line."""
+    kind = Path(path.name.removesuffix(".gz")).suffix
+    if kind not in (".jsonl", ".json", *DELIMITERS):
+        raise InvalidData(f"{path}: rows are read from .jsonl, .csv or .tsv, or one of these with .gz after it")
+    try:
+        with _opened(path) as file:
+            if kind in DELIMITERS:
+                table = csv.DictReader(file, delimiter=DELIMITERS[kind])
+                yield from ((table.line_num, row) for row in table)
+            else:
+                yield from ((number, json.loads(line)) for number, line in enumerate(file, 1) if line.strip())
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidData(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except (ValueError, csv.Error) as error:
+        if isinstance(error, InvalidData):
+            raise
+        raise InvalidData(f"{path} is damaged: {error}") from error
+
+
+def _opened(path: Path) -> Any:
+    if path.suffix == ".gz":
+        return TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _rows(lines: Iterable[tuple[int, Any]], prompt: Prompt, columns: tuple[str, ...], where: str) -> Rows:
+    texts: list[Row] = []
+    labels: list[int] = []
+    for number, row in lines:
+        labels.append(_label(row, prompt, columns, f"{where}, line {number}"))
+        texts.append({column: row[column] for column in columns[1:]})
+    if not texts:
+        raise InvalidData(f"{where} holds no rows")
+    return Rows(texts, np.array(labels))
+
+
+def _label(row: Any, prompt: Prompt, columns: tuple[str, ...], where: str) -> int:
+    if type(row) is not dict:
+        raise InvalidData(f"{where}: a row is an object with the columns {', '.join(columns)}")
+    known = cast("Row", row)
+    for column in columns:
+        if known.get(column) is None:
+            raise InvalidData(f"{where}: there is no column {column!r} among {', '.join(map(str, known))}")
+    label = known[columns[0]]
+    found = prompt.class_of(label)
+    if found is None:
+        also = f" (also written {', '.join(prompt.labels)})" if prompt.labels else ""
+        raise InvalidData(
+            f"{where}: the label {label!r} is not one of {', '.join(prompt.classes)}{also}: "
+            "add it to [labels] of the prompt, or take the line out"
+        )
+    return found
+
+
+def locate(name: str, prompt: Prompt, directory: Path | None) -> tuple[Path, Path]:
+    """The two files of a data set: in the folder given, else in CYBER0_DATA, else in the user's cache.
+
+    In each, they may lie in a folder of the data set's name, and may be packed.
+
+    >>> from cyber0.tasks.text.prompts import load
+    >>> locate("sst2", load("sst2"), Path("no-such-folder"))
+    Traceback (most recent call last):
+    cyber0.errors.InvalidData: there is no folder no-such-folder
+    """
+    named = os.environ.get("CYBER0_DATA")
+    folders = [directory] if directory else [*([Path(named)] if named else []), cache_directory(name)]
+    if directory and not directory.is_dir():
+        raise InvalidData(f"there is no folder {directory}")
+    for folder in folders:
+        found = [path_in(folder, name, file or "") for file in (prompt.data.train, prompt.data.test)]
+        if found[0] and found[1]:
+            return found[0], found[1]
+    raise InvalidData(
+        f"{prompt.title} is not in {' or '.join(map(str, folders))}: put {prompt.data.train} and {prompt.data.test} "
+        f"(or the same with .gz) in a folder {name}, and name the folder above it by --data or CYBER0_DATA"
+    )
+
+
+def path_in(folder: Path, name: str, file: str) -> Path | None:
+    """A file of a folder, or of the one of the data set's name in it, packed or not."""
+    tried = (folder / part / f"{file}{packed}" for part in (name, "") for packed in ("", ".gz"))
+    return next((path for path in tried if path.is_file()), None)
+
+
+def hub(dataset: str, prompt: Prompt, columns: Iterable[str]) -> tuple[Rows, Rows]:
+    """The rows `train` and `test` (or `validation`) of a Hugging Face data set, as `name` or `name:configuration`."""
+    if find_spec("datasets") is None:
+        raise MissingExtra("datasets is not installed: pip install datasets, or give the rows as a file")
+    name, _, configuration = dataset.partition(":")
+    found: Any = import_module("datasets").load_dataset(name, configuration or None)
+    wanted = prompt.data.label, *columns
+    test = next((part for part in ("test", "validation") if part in found), None)
+    if test is None or "train" not in found:
+        raise InvalidData(f"{dataset} has the parts {', '.join(found)}: train, and test or validation, are needed")
+    parts = (_rows(enumerate(_named(found[part], wanted[0]), 1), prompt, wanted, dataset) for part in ("train", test))
+    train, known = parts
+    return train, known
+
+
+def _named(part: Any, label: str) -> Iterator[Row]:
+    """Rows whose labels are written by name where the data set knows their names."""
+    names = getattr(part.features.get(label), "names", None)
+    for row in part:
+        yield {**row, label: names[row[label]]} if names else row
+
+
+def few(labels: NDArray[np.int64], shots: int, seed: int) -> NDArray[np.int64]:
+    """Which samples to keep: `shots` of each class by seed, all of a class that has fewer, in their old order.
+
+    >>> few(np.array([0, 0, 0, 0, 1]), shots=2, seed=0)
+    array([0, 1, 4])
+    """
+    if shots < 1:
+        raise InvalidData(f"shots = {shots}: at least one sample of each class is needed")
+    generator = np.random.default_rng((seed, DOMAIN))
+    kept = [generator.permutation(np.flatnonzero(labels == label))[:shots] for label in np.unique(labels)]
+    return np.sort(np.concatenate(kept))
+
+
+def split(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Rows to train on, and a share of them, by seed, to test on.
+
+    >>> train, test = split(Rows([{"text": str(i)} for i in range(10)], np.zeros(10, dtype=np.int64)), 0.2, seed=0)
+    >>> len(train.texts), len(test.texts)
+    (8, 2)
+    """
+    held = round(share * len(rows.texts))
+    if not 0 < held < len(rows.texts):
+        raise InvalidData(f"holdout = {share}: it leaves nothing of {len(rows.texts)} rows to train on, or to test on")
+    order = np.random.default_rng((seed, DOMAIN, 1)).permutation(len(rows.texts))
+    return rows.of(np.sort(order[held:])), rows.of(np.sort(order[:held]))

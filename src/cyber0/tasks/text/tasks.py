@@ -1,0 +1,232 @@
+"""The tasks: a data set, a prompt and a language model, put together.
+
+    make(directory, source, model=...) -> Task
+
+The options of each, in its name as in `sst2(shots=16, adapter='lora(rank=4)')`, are those of `Options`.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0 import names
+from cyber0.errors import InvalidConfig, InvalidData, UnknownName
+from cyber0.tasks.dataset import Dataset
+from cyber0.tasks.text import prompts, rows
+from cyber0.tasks.text.prompts import Kind, Prompt
+from cyber0.tasks.text.rows import Rows
+
+if TYPE_CHECKING:
+    from cyber0.tasks.task import Task
+    from cyber0.tasks.text.checkpoint import Checkpoint
+    from cyber0.tasks.text.heads import Head
+
+__all__ = ["Options", "assemble", "snli", "sst2", "text_classification", "trec"]
+
+Folder = Path | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What any task on texts can be told.
+
+    shots: samples of each class to train on, all of a class that has fewer; None for all. seed: which ones. tests: test
+    samples at most. head: masked, causal or pooled, by default as the model was trained. adapter: train that beside
+    the model, e.g. 'lora(rank=8)'. length: tokens at most. prompt: a file of yours. pooling, normalise, scale: how a
+    pooled head reads hidden states, by default as the model's folder says.
+
+    >>> Options(shots=16).head
+    'auto'
+    """
+
+    shots: int | None = 512
+    seed: int = 0
+    tests: int | None = None
+    head: str = "auto"
+    adapter: str | None = None
+    length: int | None = None
+    prompt: str | None = None
+    pooling: str | None = None
+    normalise: bool | None = None
+    scale: float = 1.0
+
+
+def sst2(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> "Task":
+    """Is a film's review good or bad: sentences of the Stanford Sentiment Treebank, as in GLUE.
+
+    >>> sst2(source="sst2")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: the task 'sst2' needs a language model: name one by --model, a hub id or a folder
+    """
+    return _shipped("sst2", directory, source, model, options)
+
+
+def snli(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> "Task":
+    """Does a sentence follow from another, contradict it, or neither (Bowman et al., 2015).
+
+    >>> snli("no-such-folder", model="roberta-large")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidData: there is no folder no-such-folder
+    """
+    return _shipped("snli", directory, source, model, options)
+
+
+def trec(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> "Task":
+    """What kind of thing a question asks for, of six (Li and Roth, 2002).
+
+    >>> trec(model="roberta-large", shot=16)
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown option of trec 'shot': use one of ... (did you mean 'shots'?)
+    """
+    return _shipped("trec", directory, source, model, options)
+
+
+def _shipped(name: str, directory: Folder, source: str, model: str | None, given: dict[str, Any]) -> "Task":
+    options = _options(name, model, given)
+    if source not in ("auto", name):
+        raise UnknownName("source", source, ["auto", name])
+    prompt = prompts.load(options.prompt or name)
+    prompt = prompt.model_copy(update={"data": prompts.load(name).data})
+    paths = rows.locate(name, prompt, None if directory is None else Path(directory))
+    columns = _columns(prompt)
+    train, test = (rows.read(path, prompt, columns) for path in paths)
+    return assemble(name, prompt, train, test, str(model), options, str(paths[0].parent))
+
+
+def text_classification(
+    directory: Folder = None,
+    source: str = "auto",
+    *,
+    model: str | None = None,
+    prompt: str | None = None,
+    train: str | None = None,
+    test: str | None = None,
+    dataset: str | None = None,
+    holdout: float = 0.2,
+    **options: Any,
+) -> "Task":
+    """Any classification of texts: a prompt of yours, and rows from files or a Hugging Face data set.
+
+    Files are named here or in the prompt's [data], and looked for in the directory; without a test file, `holdout` of
+    the rows are kept to test on. `dataset` is `name` or `name:configuration` on the hub, and needs `datasets`.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import tiny
+    >>> folder = tiny.data(tempfile.mkdtemp())
+    >>> text_classification(folder, model=str(tiny.model(folder / "model")), prompt="prompt.toml", shots=4).dataset
+    Dataset(8 + 12 samples of 2 classes: tiny reviews, from ..., tokens of ...)
+    """
+    known = _options("text-classification", model, options)
+    if source != "auto":
+        raise UnknownName("source", source, ["auto"])
+    if prompt is None:
+        raise InvalidConfig(
+            "text-classification needs a prompt: text-classification(prompt='my.toml'), see docs/text.md"
+        )
+    folder = Path("." if directory is None else directory)
+    form = prompts.load(folder / prompt if (folder / prompt).exists() else prompt)
+    form = form.model_copy(update={"data": form.data.model_copy(update=_given(train=train, test=test))})
+    if dataset is not None:
+        parts = rows.hub(dataset, form, _columns(form))
+    else:
+        parts = _files(folder, form, holdout, known.seed)
+    return assemble("text-classification", form, *parts, str(model), known, dataset or str(folder))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _files(folder: Path, prompt: Prompt, holdout: float, seed: int) -> tuple[Rows, Rows]:
+    if prompt.data.train is None:
+        raise InvalidConfig("there is no file to train on: name it as train = '...' in [data] of the prompt")
+    train, test = (file and _file(folder, file, prompt) for file in (prompt.data.train, prompt.data.test))
+    return (train, test) if test else rows.split(train, holdout, seed)  # type: ignore[return-value,arg-type]
+
+
+def _file(folder: Path, file: str, prompt: Prompt) -> Rows:
+    path = rows.path_in(folder, "", file)
+    if path is None:
+        raise InvalidData(f"there is no file {folder / file}: name its folder by --data")
+    return rows.read(path, prompt, _columns(prompt))
+
+
+def _options(name: str, model: str | None, given: dict[str, Any]) -> Options:
+    names.check_options(given, Options, name)
+    if model is None:
+        raise InvalidConfig(f"the task {name!r} needs a language model: name one by --model, a hub id or a folder")
+    return Options(**given)
+
+
+def _columns(prompt: Prompt) -> tuple[str, ...]:
+    """All columns that any of the prompts shows: which is used depends on the model."""
+    return tuple(dict.fromkeys(column for kind in prompt.prompts for column in prompt.columns(kind)))
+
+
+def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, options: Options, where: str) -> "Task":
+    """The task of rows to train and to test on, and a model by hub id or folder.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import tiny
+    >>> some = Rows([{"text": "a dull film"}, {"text": "a lovely film"}], np.array([0, 1]))
+    >>> folder = str(tiny.model(tempfile.mkdtemp(), "llama"))
+    >>> task = assemble("mine", Prompt.of(tiny.PROMPT), some, some, folder, Options(), "my desk")
+    >>> task.dataset.train_inputs.shape, sum(p.numel() for p in task.build(0).parameters())
+    ((2, 5), 10608)
+    """
+    from cyber0.tasks.task import Task, cross_entropy
+    from cyber0.tasks.text import checkpoint
+
+    found = checkpoint.find(model, options.head)
+    head = _head(found, prompt, options)
+    train = train if options.shots is None else train.of(rows.few(train.labels, options.shots, options.seed))
+    test = test if options.tests is None else test.of(_sample(len(test.labels), options.tests, options.seed))
+    dataset = _dataset(found, prompt, (train, test), options, f"{prompt.title}, from {where}, tokens of {model}")
+    return Task(name, dataset, _builder(found, head, options.adapter), cross_entropy)
+
+
+def _head(found: "Checkpoint", prompt: Prompt, options: Options) -> "Head":
+    from cyber0.tasks.text.heads import Head
+    from cyber0.tasks.text.tokens import word_tokens
+
+    if found.kind != "pooled":
+        mask = found.tokenizer.mask_token_id if found.kind == "masked" else None
+        return Head(found.kind, len(prompt.words), word_tokens(found.tokenizer, prompt.words_of(found.kind)), mask)
+    pooling, normalise = (options.pooling, False) if options.pooling else found.pooling()
+    if pooling not in ("mean", "cls"):
+        raise UnknownName("pooling", pooling, ["mean", "cls"])
+    head = Head("pooled", len(prompt.words), pooling=pooling, normalise=normalise, scale=options.scale)
+    return head if options.normalise is None else replace(head, normalise=options.normalise)
+
+
+def _sample(count: int, most: int, seed: int) -> NDArray[np.int64]:
+    if most < 1:
+        raise InvalidData(f"tests = {most}: at least one test sample is needed")
+    return np.sort(np.random.default_rng((seed, rows.DOMAIN, 2)).permutation(count)[:most])
+
+
+def _dataset(found: "Checkpoint", prompt: Prompt, parts: tuple[Rows, Rows], options: Options, source: str) -> Dataset:
+    from cyber0.tasks.text.tokens import encode
+
+    kind: Kind = found.kind
+    length = min(options.length or prompt.length, found.length)
+    train, test = (encode(found.tokenizer, prompt, kind, part.texts, length) for part in parts)
+    return Dataset(train, parts[0].labels, test, parts[1].labels, len(prompt.words), source)
+
+
+def _builder(found: "Checkpoint", head: "Head", adapter: str | None) -> Any:
+    from cyber0.tasks.text import adapters
+    from cyber0.tasks.text.classifier import Classifier
+
+    adapt = None if adapter is None else adapters.find(adapter)
+
+    def build(seed: int) -> Classifier:
+        whole = found.load()
+        if adapt is not None:
+            adapt(whole, seed)
+        return Classifier(whole, head).eval()
+
+    return build

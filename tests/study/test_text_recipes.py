@@ -1,0 +1,24 @@
+"""The studies of language models are the paper's."""
+
+import pytest
+
+from cyber0.study.recipe import find
+
+CELLS = {"table2": 15, "table3": 15, "lm-clients": 4, "lm-directions": 4, "lm-local-epochs": 3, "lm-byzantine": 3}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_every_cell_is_the_papers_and_has_its_number(name):
+    recipe = find(name)
+    assert len(recipe.cells()) == CELLS[name]
+    for cell in recipe.cells():
+        config = cell.config(seed=0)
+        assert recipe.published(cell.labels) is not None
+        assert (config.model, config.rule, config.family) == ("roberta-large", "cwtm", "gaussian")
+        assert (config.mu, config.lr, config.batch) == (0.001, 1e-6, 64)
+        work = config.rounds * config.directions * config.local_epochs
+        assert work == (40_000 if config.task == "trec" else 20_000)
+
+
+def test_the_tables_differ_in_who_holds_what():
+    assert [find(name).cells()[0].config(0).partition for name in ("table2", "table3")] == ["dirichlet(alpha=1)", "iid"]

@@ -1,0 +1,282 @@
+"""Language models as classifiers: the scores are those of plain transformers, before training and after."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cyber0.config import RunConfig
+from cyber0.directions import DirectionKey
+from cyber0.errors import InvalidConfig, InvalidEstimate, InvalidModel, MissingExtra, UnknownName
+from cyber0.estimate import estimate
+from cyber0.parameters import Parameters
+from cyber0.simulation.run import run
+from cyber0.tasks.task import evaluate, make
+from cyber0.tasks.text import checkpoint, memory, tiny
+from cyber0.tasks.text.classifier import Classifier
+from cyber0.tasks.text.export import export, load_weights
+from cyber0.tasks.text.heads import Head
+from cyber0.tasks.text.tokens import PAD, trimmed
+
+transformers = pytest.importorskip("transformers")
+
+AUTO = {"roberta": "AutoModelForMaskedLM", "bert": "AutoModelForMaskedLM", "llama": "AutoModelForCausalLM"}
+KINDS = [*AUTO, "encoder"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tiny.data(tmp_path_factory.mktemp("text"))
+    for kind in tiny.KINDS:
+        tiny.model(folder / kind, kind)
+    return folder
+
+
+def task_of(folder, kind, **options):
+    text = "".join(f", {name}={value!r}" for name, value in options.items())
+    return make(f"text-classification(prompt='prompt.toml'{text})", folder, "auto", str(folder / kind))
+
+
+def config_of(folder, kind, options="", **keys):
+    small = {"clients": 4, "byzantine": 1, "directions": 2, "rounds": 4, "lr": 0.01, "batch": 8, "evaluate_every": 4}
+    task = f"text-classification(prompt='prompt.toml'{options})"
+    where = {"task": task, "data": str(folder), "model": str(folder / kind)}
+    return RunConfig(**small | where | {"family": "gaussian", "attack": "tma", "engine": "sequential"} | keys)
+
+
+def plain_scores(path, kind, tokens, head):
+    """By transformers alone, from a folder: one prompt at a time, without padding."""
+    with torch.no_grad():
+        if kind == "encoder":
+            return _pooled_scores(path, tokens)
+        model = getattr(transformers, AUTO[kind]).from_pretrained(path).eval()
+        found = []
+        for row in torch.as_tensor(tokens).long():
+            ids = row[row != PAD]
+            place = -1 if head.kind == "causal" else int((ids == head.mask_id).nonzero())
+            found.append(model(ids[None]).logits[0, place, list(head.label_ids)])
+        return torch.stack(found)
+
+
+def _pooled_scores(path, tokens):
+    model = transformers.AutoModel.from_pretrained(path).eval()
+    layer = load_file(path / "classifier.safetensors")
+    rows = [row[row != PAD][None] for row in torch.as_tensor(tokens).long()]
+    pooled = torch.cat([model(ids).last_hidden_state.mean(1) for ids in rows])
+    return pooled @ layer["weight"].T + layer["bias"]
+
+
+@pytest.mark.parametrize("kind", AUTO)
+def test_scores_are_the_label_words_logits_where_they_belong(folder, kind):
+    task = task_of(folder, kind)
+    model = task.build(0)
+    with torch.no_grad():
+        scores = model(torch.as_tensor(task.dataset.test_inputs))
+    torch.testing.assert_close(scores, plain_scores(folder / kind, kind, task.dataset.test_inputs, model.head))
+    assert model.top is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weights_of_a_run_are_the_same_model_in_plain_transformers(folder, kind, tmp_path):
+    for options in ("", ", adapter='lora(rank=2)'"):
+        out = tmp_path / f"run{bool(options)}"
+        run(config_of(folder, kind, options), out)
+        task = make(f"text-classification(prompt='prompt.toml'{options})", folder, "auto", str(folder / kind))
+        before, model = task.build(0), load_weights(task.build(0), out / "model.safetensors")
+        plain = export(model, out / "plain")
+        tokens = torch.as_tensor(task.dataset.test_inputs)
+        with torch.no_grad():
+            scores = model(tokens)
+            assert not torch.allclose(scores, before(tokens))
+        torch.testing.assert_close(plain_scores(plain, kind, tokens, model.head), scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", AUTO)
+def test_the_file_a_run_writes_is_a_checkpoint_of_transformers(folder, kind, tmp_path):
+    """As it is: beside a configuration, without any export."""
+    run(config_of(folder, kind), tmp_path / "run")
+    for path in (folder / kind).glob("*.json"):
+        (tmp_path / "run" / path.name).write_bytes(path.read_bytes())
+    task = task_of(folder, kind)
+    model = load_weights(task.build(0), tmp_path / "run" / "model.safetensors")
+    with torch.no_grad():
+        scores = model(torch.as_tensor(task.dataset.test_inputs))
+    torch.testing.assert_close(plain_scores(tmp_path / "run", kind, task.dataset.test_inputs, model.head), scores)
+
+
+def test_a_model_whose_head_is_in_parts_takes_its_own_way(tmp_path):
+    known = tiny.tokenizer("bert")
+    shape = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "vocab_size": len(known)}
+    transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**shape)).save_pretrained(tmp_path)
+    known.save_pretrained(tmp_path)
+    found = checkpoint.find(str(tmp_path))
+    head = Head("masked", 2, (9, 11), known.mask_token_id)
+    model = Classifier(found.load(), head)
+    assert model.top is None
+    tokens = torch.tensor([[0, 7, known.mask_token_id, 2], [known.mask_token_id, 8, 2, PAD]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), plain_scores(tmp_path, "bert", tokens, head))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_company_and_order_do_not_matter(folder, kind, monkeypatch):
+    task = task_of(folder, kind)
+    model, tokens = task.build(0), torch.as_tensor(task.dataset.test_inputs)
+    wide = torch.nn.functional.pad(tokens, (0, 5), value=PAD)
+    with torch.no_grad():
+        whole = model(wide)
+        monkeypatch.setattr("cyber0.tasks.text.classifier.AT_ONCE", 30)
+        torch.testing.assert_close(model(wide), whole)
+        torch.testing.assert_close(torch.cat([model(trimmed(row[None])) for row in wide]), whole)
+        if kind != "encoder":
+            torch.testing.assert_close(model.scores(wide), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_is_a_model_and_no_generator_is_touched(folder, kind):
+    state = torch.get_rng_state()
+    task = task_of(folder, kind, adapter="lora(rank=2)")
+    one, same, other = (Parameters.of(task.build(seed)) for seed in (0, 0, 1))
+    assert torch.equal(state, torch.get_rng_state())
+    assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+    assert all(".lora_" in name or name.startswith("classifier.") for name in one.tensors)
+
+
+def test_all_parameters_are_trained_but_those_no_score_depends_on(folder):
+    names = Parameters.of(task_of(folder, "encoder").build(0)).tensors
+    assert "classifier.weight" in names
+    assert not any(name.startswith("pooler.") for name in names)
+    pretrained = load_file(folder / "roberta" / "model.safetensors")
+    assert Parameters.of(task_of(folder, "roberta").build(0)).tensors.keys() == pretrained.keys()
+
+
+def test_a_copy_is_a_model_of_its_own(folder):
+    task = task_of(folder, "roberta")
+    model, tokens = task.build(0), torch.as_tensor(task.dataset.test_inputs)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        before = model(tokens)
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+        assert torch.equal(model(tokens), before)
+        assert not torch.allclose(other(tokens), before)
+
+
+def test_pooling_is_as_the_folder_says(folder, tmp_path):
+    for path in (folder / "encoder").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert checkpoint.find(str(tmp_path)).pooling() == ("mean", False)
+    (tmp_path / "1_Pooling").mkdir()
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [
+        {"path": f"{i}_{kind}" * (i > 0), "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    assert checkpoint.find(str(tmp_path)).pooling() == ("cls", True)
+    hidden, mask = torch.randn(2, 3, 4), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    pooled = Head("pooled", 2, pooling="cls", normalise=True).pool(hidden, mask)
+    torch.testing.assert_close(pooled, hidden[:, 0] / hidden[:, 0].norm(dim=1, keepdim=True))
+
+
+def test_a_missing_decoder_is_tied_and_a_missing_head_refused(folder, tmp_path):
+    config = json.loads((folder / "llama" / "config.json").read_text()) | {"tie_word_embeddings": False}
+    for path in (folder / "llama").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = checkpoint.find(str(tmp_path)).load()
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    with pytest.raises(InvalidModel, match=r"has no trained head as a masked model \(it lacks cls.predictions"):
+        checkpoint.find(str(folder / "encoder"), "masked").load()
+
+
+def test_models_that_cannot_be_used_are_refused_in_a_sentence(folder, tmp_path):
+    (tmp_path / "config.json").write_text((folder / "bert" / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(InvalidModel, match=r"has no safetensors, only pytorch_model.bin: convert it"):
+        checkpoint.find(str(tmp_path))
+    save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "clever", "architectures": ["CleverModel"]}')
+    with pytest.raises(InvalidModel, match=r"is of an architecture that this transformers cannot use"):
+        checkpoint.find(str(tmp_path))
+    with pytest.raises(InvalidModel, match=r"architecture that this transformers cannot use so \(Unrecognized"):
+        checkpoint.find(str(folder / "llama"), "masked").load()
+    with pytest.raises(UnknownName, match="unknown head 'maskd'"):
+        checkpoint.find(str(folder / "bert"), "maskd")
+    with pytest.raises(InvalidModel, match=r"2 float32 copies of .* need .* GiB are free on cpu: use a smaller model"):
+        memory.check(2**50, copies=2)
+
+
+def test_a_model_that_is_nowhere_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InvalidModel, match="model = 'no-such/model' is no folder here, and cannot be had from the hub"):
+        checkpoint.find("no-such/model")
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidModel, match=r"there is no folder .*gone: --model takes a folder, or an id of the hub"):
+        checkpoint.find(str(tmp_path / "gone"))
+
+
+def test_without_transformers_the_line_that_installs_it_is_said(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"transformers is not installed: pip install 'cyber0\[text\]'"):
+        task_of(folder, "bert")
+
+
+def test_tasks_are_listed_without_transformers():
+    """Its import takes seconds: only those who fine-tune a language model wait for it."""
+    code = "import sys; from cyber0.tasks.task import TASKS; print('sst2' in TASKS, 'transformers' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", "False"]
+
+
+def test_tasks_ask_for_a_model_or_refuse_one(folder):
+    with pytest.raises(InvalidConfig, match="the task 'trec' needs a language model: name one by --model"):
+        make("trec")
+    with pytest.raises(InvalidConfig, match="the task 'mnist' takes no language model: leave it out"):
+        make("mnist", source="embedded", model="roberta-large")
+    with pytest.raises(UnknownName, match="unknown option of text-classification 'shot'"):
+        task_of(folder, "bert", shot=3)
+    with pytest.raises(InvalidModel, match="the rank of an adapter is at least 1"):
+        task_of(folder, "bert", adapter="lora(rank=0)").build(0)
+
+
+def test_a_run_goes_the_same_way_twice(folder):
+    summary, again = (run(config_of(folder, "roberta", ", shots=20")) for _ in range(2))
+    assert summary["model_fingerprint"] == again["model_fingerprint"]
+    assert summary["bytes_up_per_client"] == 4 * 2 * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_forward_passes_measure_the_derivative(folder, kind):
+    task = task_of(folder, kind)
+    data, parameters = task.dataset, Parameters.of(task.build(0))
+    batch = torch.as_tensor(data.train_inputs), torch.as_tensor(data.train_labels)
+    keys = [DirectionKey(seed=1, round=0, index=r) for r in range(3)]
+    two_point, exact = (estimate(parameters, task.losses, batch, keys, mu=mu) for mu in (1e-3, 0.0))
+    np.testing.assert_allclose(two_point, exact, atol=0.02 * np.abs(exact).max())
+
+
+def test_clients_learn_though_one_lies(folder):
+    keys = {"mu": 0.0, "directions": 256, "rounds": 12, "lr": 0.3, "partition": "iid", "attack": "sf"}
+    task = task_of(folder, "encoder")
+    _, loss = evaluate(task.build(0), task.dataset)
+    summary = run(config_of(folder, "encoder", ", adapter='lora(rank=2)'", **keys))
+    assert summary["final_loss"] < loss - 0.01
+
+
+def test_local_epochs_and_exact_derivatives_work_too(folder):
+    for keys in ({"local_epochs": 2, "scheme": "compressed"}, {"mu": 0.0}):
+        assert np.isfinite(run(config_of(folder, "llama", rounds=1, **keys))["final_loss"])
+
+
+def test_the_engine_for_small_models_says_that_it_cannot(folder):
+    with pytest.raises(InvalidEstimate, match="use engine = 'sequential'"):
+        run(config_of(folder, "bert", engine="batched"))
