@@ -89,11 +89,20 @@ def test_a_stranger_is_told_so_in_a_sentence(tmp_path):
     assert federator.returncode == 130
 
 
+def test_a_ledger_without_a_run_is_not_taken_for_the_default_one(tmp_path):
+    File(tmp_path / "run.ledger").close()
+    result = CliRunner().invoke(app, ["serve", "--ledger", str(tmp_path / "run.ledger"), "--listen", "127.0.0.1:0"])
+    assert isinstance(result.exception, InputError)
+    assert "the ledger holds no run yet" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["serve", "--listen", "0.0.0.0:7360"], "is reached from other machines: give --tls DIR"),
         (["serve", "--listen", "7360"], "write HOST:PORT"),
+        (["serve", "--listen", "0.0.0.0:99999", "--insecure"], "write HOST:PORT"),
+        (["serve", "--roster", "alice & bob", "--byzantine", "0"], "name = 'alice & bob'"),
         (["serve", "--dropout", "0.5"], "dropout = 0.5 is of a simulation"),
         (["serve", "--attack", "foe"], "attack = 'foe' is of a simulation"),
         (["serve", "--rule", "cwtn"], "unknown rule 'cwtn'"),

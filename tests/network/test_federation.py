@@ -5,13 +5,14 @@ import io
 import json
 import re
 
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.network.parties import recipe
 
-from cyber0.errors import Refused
+from cyber0.errors import InvalidConfig, Refused
 from cyber0.network import keys
 from cyber0.network.liars import LIES, Liar
 from cyber0.network.member import Member
@@ -21,10 +22,10 @@ from cyber0.network.session import _check_code, attend
 from cyber0.network.setup import Setup
 from cyber0.network.show import table
 from cyber0.network.store import Kept, Store
-from cyber0.network.stream import METHOD, Outbox
+from cyber0.network.stream import METHOD, Outbox, client_options
 from cyber0.network.thin import Thin
 from cyber0.protocol.codec import decode_from_federator, encode
-from cyber0.protocol.ledger import Memory
+from cyber0.protocol.ledger import History, Memory
 from cyber0.protocol.messages import (
     Ask,
     Bye,
@@ -134,7 +135,6 @@ def test_weights_that_went_wrong_are_built_anew(task):
 
 def raw(federator, talk):
     """Talk to a federator without the code of a client."""
-    import grpc.aio
 
     async def run():
         port = await federator.start("127.0.0.1:0")
@@ -212,6 +212,50 @@ def test_one_client_cannot_take_all_streams():
 
     federator = Federator(Setup.of(recipe()), Memory(), peer_name=lambda _: "client-0")
     assert raw(federator, talk) == Bye(f"more than {STREAMS} streams of one client")
+
+
+def test_who_does_not_read_keeps_nobody_out():
+    config, model = recipe(rounds=100_001), Thin(4)
+    setup, ledger = Setup.of(config), Memory()
+    ledger.adopt(History(setup.identity(model.manifest, model.base, model.layout), bytes(16 * 100_000), bytes(32)))
+    federator = Federator(setup, ledger, peer_name=lambda _: "client-0")
+
+    async def run():
+        address, channels = f"127.0.0.1:{await federator.start('127.0.0.1:0')}", []
+        for _ in range(HELLOS):
+            channels.append(grpc.aio.insecure_channel(address, client_options(2**20)))
+            call = channels[-1].stream_stream(METHOD)()
+            await call.write(encode(Hello("client-0", model.manifest, model.base)))
+            await call.read()  # it is welcome; a long catch-up follows, which nobody takes
+        held = len(federator._streams)
+        for channel in channels:
+            await channel.close()
+        federator.stop("enough")
+        await federator.close()
+        return held
+
+    assert asyncio.run(run()) <= 2 * STREAMS + 1
+
+
+def test_what_was_sealed_stays_when_a_finished_run_is_served_again(tmp_path):
+    config, ledger = recipe(rounds=2), Memory()
+    keys.init(tmp_path / "keys")
+    signer = private_key(keys.federator_key(tmp_path / "keys"))
+    makes = {name: lambda setup, name=name: Member(setup, name, Thin(4)) for name in Setup.of(config).roster}
+    play(config, ledger, makes, key=signer)
+    (before,) = ledger.seals
+    assert before.fingerprint is not None
+    play(config, ledger, {})
+    assert ledger.seals == [before]
+    play(config, ledger, {}, key=signer)
+    (after,) = ledger.seals
+    assert after.fingerprint == before.fingerprint
+    assert is_signed(after, ledger.identity.digest, signer.public_key())
+
+
+def test_a_share_that_nobody_deals_is_refused(task):
+    with pytest.raises(InvalidConfig, match="index = 7: the data are dealt to 4 clients"):
+        Trained(recipe(), 7, task, "cpu")
 
 
 def test_bytes_that_are_no_message_end_the_stream():

@@ -172,8 +172,13 @@ def test_no_certificate_is_refused(keys, tmp_path):
 def test_a_client_cannot_serve_and_a_federator_cannot_join(keys):
     refused_by(keys, raw(keys / "federator"))
     assert "it must be a client's" in served(server_credentials(keys), peer_name, probes(keys / "federator"))
+    alice = keys / "clients/alice"
+    with pytest.raises(InvalidKeys, match="is a client's: give the folder made by cyber0 keys init"):
+        server_credentials(alice)
+    key, cert, ca = ((alice / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
+    passed = grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
     with pytest.raises(grpc.aio.AioRpcError):
-        served(server_credentials(keys / "clients/alice"), peer_name, asks(channel_credentials(keys / "clients/alice")))
+        served(passed, peer_name, asks(channel_credentials(alice)))
 
 
 def test_a_server_that_speaks_no_tls_is_recognised(keys):

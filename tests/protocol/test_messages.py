@@ -30,7 +30,7 @@ digests = st.binary(min_size=32, max_size=32)
 maybe = st.just(b"") | digests
 scalars = st.integers(0, 20).flatmap(lambda n: st.binary(min_size=4 * n, max_size=4 * n))
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=100)
-names = words.filter(bool)
+names = words.filter(lambda name: name and name.isprintable())
 numbers = st.floats(allow_nan=False)
 verdicts = st.sampled_from(["counted", "equivocation", "late", "rejected"])
 
@@ -124,7 +124,7 @@ def test_the_limit_leaves_room_for_every_vote(number):
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Hello("", bytes(32), bytes(32)), "hello.name = '' must be 1 to 100 characters"),
+        (Hello("", bytes(32), bytes(32)), "hello.name = '' must be 1 to 100 printable characters"),
         (Hello("alice", bytes(31), bytes(32)), "hello.manifest = .* must be a digest of 32 bytes"),
         (Hello("alice", bytes(32), bytes(32), head=b"x"), "hello.head = b'x' must be a digest of 32 bytes, or empty"),
         (Vote(0, bytes(7)), "vote.scalars = .* must be float32 numbers of 4 bytes each"),

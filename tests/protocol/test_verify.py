@@ -202,6 +202,7 @@ def with_ballots(change):
         (lambda b: [replace(b[0], verdict="perhaps"), *b[1:]], "a verdict is none that there is"),
         (lambda b: [Ballot.of("ann", "counted", to_wire([[np.nan] * 3])), *b[1:]], "not finite is counted"),
         (lambda b: [Ballot.of("ann", "counted", to_wire([[1.0]])), *b[1:]], "wrong length is counted"),
+        (lambda b: [b[0].without_values(), *b[1:]], "values of a counted vote are missing"),
     ],
 )
 def test_a_federator_that_cheats_is_found(change, message):

@@ -27,9 +27,12 @@ def join(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder of the data files.", show_default=False)] = None,
     source: Annotated[str | None, typer.Option(help="Where the data come from, if not as the run says.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Where the language model is on this machine, if not as the run says.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     state: Annotated[
-        Path | None, typer.Option(help="Where votes and weights are kept. [default: ~/.local/state/cyber0]")
+        Path | None, typer.Option(help="Where votes and weights are kept.", show_default="~/.local/state/cyber0")
     ] = None,
     index: Annotated[
         int | None, typer.Option(min=0, help="Which share of the data is yours; your place on the roster if not given.")
@@ -48,7 +51,7 @@ def join(
     attack: Annotated[str | None, typer.Option(help="Lie: sf, random, nan, stale, equivocate or flood.")] = None,
 ) -> None:
     """Join a federation: train on your data, send a few numbers a round, end with the model of all."""
-    if tls is None and not insecure and not is_loopback(address):
+    if not is_loopback(address) and tls is None and not insecure:
         raise InvalidConfig(f"{address!r} is another machine: give --tls DIR (see cyber0 keys), or say --insecure")
     if name is None and tls is None:
         raise InvalidConfig("--name is needed: a name on the federator's roster")
@@ -58,6 +61,7 @@ def join(
         "credentials": None if tls is None else channel_credentials(tls),
         "data": data,
         "source": source,
+        "model": model,
         "device": device,
         "state": state or state_directory(),
         "index": index,
@@ -77,7 +81,7 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
         with _watching(console, name) as watch:
             outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     except KeyboardInterrupt:
-        console.print(f"stopped; come back with the same command: the state is in {options['state']}", markup=False)
+        _say(console, f"stopped; come back with the same command: the state is in {options['state']}")
         raise typer.Exit(130) from None
     _print(console, outcome, options["out"])
 
@@ -86,7 +90,7 @@ def _greet(address: str, tls: Path) -> None:
     """Say what is wrong with certificates: gRPC would try for ever, and not say why. Who is away may come yet."""
     channel_credentials(tls)
     reason = refusal(address, tls)
-    if reason is not None and not reason.startswith(("nothing answers", "no answer")):
+    if reason is not None:
         raise Refused(reason)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from cyber0.cli.run import with_config_options
 from cyber0.config import load, merged
 from cyber0.errors import InvalidConfig
-from cyber0.network.keys import federator_key, peer_name, server_credentials
+from cyber0.network.keys import check_name, federator_key, peer_name, server_credentials
 from cyber0.network.server import Federator
 from cyber0.network.setup import Setup
 from cyber0.network.show import showing
@@ -31,7 +31,9 @@ def serve(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen at.")] = "127.0.0.1:7360",
     roster: Annotated[
         str | None,
-        typer.Option(help="Who may join: names with commas, or a file of names. [default: client-0, client-1, ...]"),
+        typer.Option(
+            help="Who may join: names with commas, or a file of names.", show_default="client-0, client-1, ..."
+        ),
     ] = None,
     tls: Annotated[Path | None, typer.Option(help="The folder made by cyber0 keys init.", show_default=False)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS: anybody can be anybody.")] = False,
@@ -61,7 +63,9 @@ def serve(
 def _setup(file: Ledger, asked: Setup | None, waits: dict[str, Any]) -> Setup:
     """The ledger's run, which must not be contradicted; in a new ledger, the one that was asked for."""
     if not file.founded:
-        return asked or Setup.of(merged({}, {}), **waits)
+        if asked is None:  # it was stopped before a majority came: what was asked for then is not known
+            raise InvalidConfig("the ledger holds no run yet: give the run's options again, or remove the file")
+        return asked
     resumed = Setup.resumed(file, **waits)
     if asked not in (None, resumed):
         raise InvalidConfig("the ledger holds another run: give its options, or none, or another ledger")
@@ -88,7 +92,7 @@ def names_of(roster: str) -> tuple[str, ...]:
     """
     path = Path(roster)
     text = path.read_text(encoding="utf-8") if path.is_file() else roster
-    return tuple(name.strip() for name in text.replace("\n", ",").split(",") if name.strip())
+    return tuple(check_name(name.strip()) for name in text.replace("\n", ",").split(",") if name.strip())
 
 
 def check_listen(address: str, *, secure: bool, insecure: bool) -> None:
@@ -99,7 +103,7 @@ def check_listen(address: str, *, secure: bool, insecure: bool) -> None:
     cyber0.errors.InvalidConfig: listen = '0.0.0.0:7360' is reached from other machines: give --tls DIR (see cyber0 \
 keys), or say --insecure
     """
-    if secure or insecure or is_loopback(address):
+    if is_loopback(address) or secure or insecure:  # in this order: an address that is none is refused first
         return
     raise InvalidConfig(
         f"listen = {address!r} is reached from other machines: give --tls DIR (see cyber0 keys), or say --insecure"
@@ -113,7 +117,7 @@ def is_loopback(address: str) -> bool:
     (True, True, False)
     """
     host, _, port = address.rpartition(":")
-    if not port.isdigit() or not host:
+    if not host or not (port.isdecimal() and int(port) < 2**16):
         raise InvalidConfig(f"address = {address!r}: write HOST:PORT, such as 127.0.0.1:7360")
     if host == "localhost":
         return True

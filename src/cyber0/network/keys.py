@@ -18,6 +18,7 @@ import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from cyber0.errors import InvalidKeys, InvalidSigner
 from cyber0.network import certificates
@@ -87,6 +88,8 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
     """
     folder = _federator(folder)
     key, cert, ca = _credentials(folder)
+    if not _serves(certificate(folder / "cert.pem")):
+        raise InvalidKeys(f"{folder / 'cert.pem'} is a client's: give the folder made by cyber0 keys init")
     return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
 
 
@@ -224,6 +227,14 @@ def _federator(folder: Path) -> Path:
         if (place / "key.pem").exists():
             return place
     raise InvalidKeys(f"{folder} holds no keys of a federator: make them with cyber0 keys init {folder}")
+
+
+def _serves(made: x509.Certificate) -> bool:
+    try:
+        purposes = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:  # it is good for anything
+        return True
+    return ExtendedKeyUsageOID.SERVER_AUTH in purposes
 
 
 def _files(ca: Pair, made: Pair) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from cyber0.client import Client
 from cyber0.commit import Commit
 from cyber0.config import RunConfig
 from cyber0.directions.select import host
-from cyber0.errors import NonFiniteLoss
+from cyber0.errors import InvalidConfig, NonFiniteLoss
 from cyber0.estimate import full_precision
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import base_digest, layout_bytes
@@ -106,6 +106,8 @@ class _Batches:
     def __init__(self, task: Task, config: RunConfig, place: int, device: torch.device) -> None:
         self.config, self.place = config, place
         labels = task.dataset.train_labels
+        if place >= config.clients:
+            raise InvalidConfig(f"index = {place}: the data are dealt to {config.clients} clients, from 0 on")
         options: dict[str, Any] = {} if config.alpha is None else {"alpha": config.alpha}
         held = partition.split(config.partition, labels, config.clients, config.seed, **options)[place]
         self.inputs = torch.as_tensor(task.dataset.train_inputs[held]).to(device)
@@ -126,10 +128,10 @@ class _Batches:
         return self._drawn[number - first]
 
 
-def load_task(config: RunConfig, data: Path | None = None, source: str | None = None) -> Task:
-    """The task of a run, with data of this machine.
+def load_task(config: RunConfig, data: Path | None = None, source: str | None = None, model: str | None = None) -> Task:
+    """The task of a run, with data, and a language model, of this machine.
 
     >>> load_task(RunConfig(), source="embedded").name
     'mnist'
     """
-    return make_task(config.task, data, source or config.source, config.model)
+    return make_task(config.task, data, source or config.source, model or config.model)

@@ -6,7 +6,7 @@ The machine is `cyber0.protocol.machine.step`; here are its clock, its sockets a
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
@@ -59,6 +59,14 @@ class _Stream:
     link: Link | None = None
     round: int = -1
     messages: int = 0
+    cut: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, bye: Bye) -> None:
+        """Say goodbye and hang up: who does not take even that is cut off, and occupies nothing."""
+        if not self.outbox.is_ended:
+            self.outbox.put(encode(bye))
+            self.outbox.end()
+            asyncio.get_running_loop().call_later(GRACE, self.cut.set)
 
     def is_flood(self, current: int) -> bool:
         """Whether there are too many messages in a round, with one more."""
@@ -131,8 +139,7 @@ class Federator:
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """Listen at HOST:PORT, where port 0 is any; returns the port."""
-        most = 4 * len(self.setup.roster) + 64
-        self._server = grpc.aio.server(options=server_options(self._limit), maximum_concurrent_rpcs=most)
+        self._server = grpc.aio.server(options=server_options(self._limit))
         talk = cast("Any", grpc).stream_stream_rpc_method_handler(self._talk)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {TALK: talk}),))
         try:
@@ -140,8 +147,10 @@ class Federator:
                 port = self._server.add_insecure_port(listen)
             else:
                 port = self._server.add_secure_port(listen, credentials)
-        except RuntimeError as error:
-            raise InvalidConfig(f"listen = {listen!r} cannot be used: {error}") from None
+        except RuntimeError:  # gRPC does not say why
+            raise InvalidConfig(
+                f"listen = {listen!r} cannot be used: is the port taken, and the address one of this machine?"
+            ) from None
         await self._server.start()
         if self.state.is_finished:
             self._end()
@@ -180,8 +189,15 @@ class Federator:
     def seal(self) -> None:
         """Write where the ledger stands, signed if there is a key, with the fingerprint the clients agree on."""
         mark = self.tally.agreed(self.setup.config.byzantine + 1) if self.state.is_finished else None
-        seal = Seal.of(self.ledger.head, mark)
-        self.ledger.seal(seal if self.key is None else signed(seal, self.ledger.identity.digest, self.key))
+        head = self.ledger.head
+        before = next((seal for seal in self.ledger.seals if seal.rounds == head.rounds), None)
+        if before is not None and mark is None:
+            mark = before.fingerprint  # nobody came this time, or too few: what was reported stands
+        seal = Seal.of(head, mark)
+        if self.key is not None:
+            self.ledger.seal(signed(seal, self.ledger.identity.digest, self.key))
+        elif before is None or before.signature is None:  # no signature gives way to none
+            self.ledger.seal(seal)
 
     # Streams
 
@@ -193,11 +209,16 @@ class Federator:
         except Cyber0Error as error:
             await context.write(encode(Bye(str(error), final=True)))
             return
+        # not gRPC's own limit: it counts, for ever, the streams of who does not read to the end
+        if len(self._streams) >= 4 * len(self.setup.roster) + 64:
+            await context.write(encode(Bye("too many streams: come again later")))
+            return
         self._make_room(stream)
         self._streams[stream.number] = stream
-        tasks = [
+        tasks: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._read(stream, context)),
             asyncio.ensure_future(stream.outbox.drain(context.write)),
+            asyncio.ensure_future(stream.cut.wait()),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -210,8 +231,11 @@ class Federator:
     def _make_room(self, stream: _Stream) -> None:
         """End a client's oldest stream where it has many: it may not keep the others out."""
         own = [other for other in self._streams.values() if stream.client is not None and other.client == stream.client]
-        if len(own) >= STREAMS:
-            self._dismiss(own[0], Bye(f"more than {STREAMS} streams of one client"))
+        live = [other for other in own if not other.outbox.is_ended]
+        if len(live) >= STREAMS:
+            self._dismiss(live[0], Bye(f"more than {STREAMS} streams of one client"))
+        for other in own[: -2 * STREAMS]:  # they were told long ago
+            other.cut.set()
 
     async def _read(self, stream: _Stream, context: Any) -> None:
         while isinstance(data := await context.read(), bytes):  # else it is the end
@@ -268,9 +292,8 @@ class Federator:
         self._happen(Arrived(stream.link, hello, head))
 
     def _dismiss(self, stream: _Stream, bye: Bye) -> None:
-        """Say goodbye and hang up: the client's own doing costs nobody else."""
-        stream.outbox.put(encode(bye))
-        stream.outbox.end()
+        """End a stream for the client's own doing, which costs nobody else."""
+        stream.end(bye)
         if stream.link is not None and not bye.finished:
             self._say(f"{stream.link.client} is sent away: {bye.reason}")
 
@@ -315,8 +338,7 @@ class Federator:
 
     def _hang_up(self, effect: HangUp) -> None:
         if stream := self._streams.get(effect.link.stream):
-            stream.outbox.put(encode(Bye(effect.reason)))
-            stream.outbox.end()
+            stream.end(Bye(effect.reason))
 
     def _note(self, effect: Notice) -> None:
         self._say(effect.text)

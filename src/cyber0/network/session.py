@@ -57,6 +57,7 @@ def run_client(
     task: Any = None,
     data: Path | None = None,
     source: str | None = None,
+    model: str | None = None,
     device: str = "auto",
     state: Path | None = None,
     index: int | None = None,
@@ -71,12 +72,12 @@ def run_client(
 ) -> Outcome:
     """Take part in the run that is served at an address, to its end; blocks, and needs torch.
 
-    `task` is a `cyber0.tasks.task.Task` to train instead of the run's own by name; `data` and `source` say where that
-    finds its data. A task or partition that the federator names as `package.module:object` is imported only where
-    `own_code` says that it is yours. `state` is a folder in which each run has one of its own; without it, no crash is
-    survived. `watch` is called with the member whenever it has done something, `notice` with a sentence when the
-    federator is away. `out` is a safetensors file for the weights. A federator that will not have the client raises
-    `Refused`; none for `give_up` seconds, `Unreachable`.
+    `task` is a `cyber0.tasks.task.Task` to train instead of the run's own by name; `data`, `source` and `model` say
+    where that finds its data and its language model. A task or partition that the federator names as
+    `package.module:object` is imported only where `own_code` says that it is yours. `state` is a folder in which each
+    run has one of its own; without it, no crash is survived. `watch` is called with the member whenever it has done
+    something, `notice` with a sentence when the federator is away. `out` is a safetensors file for the weights. A
+    federator that will not have the client raises `Refused`; none for `give_up` seconds, `Unreachable`.
 
     >>> run_client("127.0.0.1:1", "alice", give_up=0.1)
     Traceback (most recent call last):
@@ -87,12 +88,14 @@ def run_client(
     def make(setup: Setup) -> Member | Liar:
         if name not in setup.roster:
             raise Refused(f"{name!r} is not on the roster: {', '.join(setup.roster[:20])}")
+        if Path(name).name != name:  # it names a folder, too, and may be the federator's word
+            raise Refused(f"name = {name!r} cannot name a folder")
         _check_code(setup, task, own_code=own_code)
         place = setup.roster.index(name) if index is None else index
-        model = _model(setup, place, task, data, source, device)
-        identity = setup.identity(model.manifest, model.base, model.layout)
+        trained = _trained(setup, place, task, {"data": data, "source": source, "model": model}, device)
+        identity = setup.identity(trained.manifest, trained.base, trained.layout)
         folder = None if state is None else state / f"{identity.digest.hex()[:16]}-{name}"
-        held.append(Member(setup, name, model, Store(folder), evaluates, snapshot_every))
+        held.append(Member(setup, name, trained, Store(folder), evaluates, snapshot_every))
         return held[0] if attack is None else Liar(held[0], attack)
 
     try:
@@ -111,11 +114,11 @@ def _check_code(setup: Setup, task: Any, *, own_code: bool) -> None:
             raise Refused(f"{what} = {name!r} is code: say --own-code if it is yours, and of this machine")
 
 
-def _model(setup: Setup, place: int, task: Any, data: Path | None, source: str | None, device: str) -> Any:
+def _trained(setup: Setup, place: int, task: Any, here: dict[str, Any], device: str) -> Any:
     require("torch", extra="train")
     from cyber0.network.model import Trained, load_task
 
-    return Trained(setup.config, place, task or load_task(setup.config, data, source), device)
+    return Trained(setup.config, place, task or load_task(setup.config, **here), device)
 
 
 def _outcome(member: Member, out: Path | None) -> Outcome:

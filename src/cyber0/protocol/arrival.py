@@ -111,7 +111,7 @@ def _found(state: State) -> Outcome:
     models = Counter((event.hello.manifest, event.hello.base) for event in state.present.values())
     (manifest, base), count = models.most_common(1)[0]
     if count < state.terms.majority:
-        return state, [Notice(f"{len(state.present)} are here; {state.terms.majority} must bring the same model")]
+        return state, [Notice(f"{_here(state)}: {state.terms.majority} must bring the same model")]
     applicants = state.present.values()
     layout = next((e.hello.layout for e in applicants if e.hello.layout and e.hello.manifest == manifest), b"")
     identity = state.terms.identity(manifest, base, layout)
@@ -121,6 +121,10 @@ def _found(state: State) -> Outcome:
         state, more = arrive(state, event)
         effects += more
     return state, effects
+
+
+def _here(state: State) -> str:
+    return f"{len(state.present)} of {len(state.terms.roster)} are here"
 
 
 def _welcome(state: State, founded: Founded, event: Arrived) -> Outcome:

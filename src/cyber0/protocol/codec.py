@@ -30,7 +30,7 @@ FIELDS: dict[str, list[str]] = {kind: [field.name for field in fields(ours)] for
 
 # What a field must be, beyond its type on the wire.
 RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda name: 0 < len(name) <= 100, "1 to 100 characters"),
+    "name": (lambda name: 0 < len(name) <= 100 and name.isprintable(), "1 to 100 printable characters"),
     "manifest": (lambda digest: len(digest) == 32, "a digest of 32 bytes"),
     "base": (lambda digest: len(digest) == 32, "a digest of 32 bytes"),
     "head": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),

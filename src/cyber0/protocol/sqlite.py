@@ -195,7 +195,8 @@ class File:
         found = self._all("SELECT commit_hash, votes_hash FROM rounds WHERE round = ?", (rounds - 1,))
         if not found:
             raise InvalidLedger(f"{self.path} does not have round {rounds - 1}")
-        return Head(rounds, *found[0])
+        commit, votes = found[0]
+        return Head(rounds, _bytes(commit), None if votes is None else _bytes(votes))
 
     def seal(self, seal: Seal) -> None:
         """As in `Ledger`."""

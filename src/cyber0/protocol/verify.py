@@ -91,8 +91,8 @@ def _check_rounds(report: Report, ledger: Ledger, own_rule: bool, watch: Callabl
         except _Unfit as unfit:
             report.findings.append(f"round {heads[-1].rounds}: {unfit}")
             return heads
+        report.aggregates = judge.aggregates
         watch(len(heads) - 1)
-    report.aggregates = judge.aggregates
     if not 0 <= imported < len(heads):
         report.findings.append(f"round {len(heads) - 1}: it is missing, though {imported} rounds were imported")
     return heads
@@ -144,6 +144,8 @@ class _Judge:
         if len(counted) < (least := 2 * self.identity.config.byzantine + 1):
             raise _Unfit(f"{len(counted)} votes are counted: at least {least} must be")
         values = [ballot.values for ballot in counted if ballot.values is not None]
+        if self.identity.keep_votes and len(values) < len(counted):
+            raise _Unfit("the values of a counted vote are missing, though this run keeps them")
         if len(values) == len(counted) and self.rule is not None:
             self._compute(decision.scalars, values)
 

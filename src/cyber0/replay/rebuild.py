@@ -126,10 +126,10 @@ def _built(identity: Identity) -> Weights:
     if ":" in config.task:
         raise InvalidConfig(f"task = {config.task!r} is code of somebody: give the base as a file")
     require("torch", extra="train")
-    from cyber0.tasks.task import find
+    from cyber0.tasks.task import make
 
     folder = Path(config.data) if config.data and Path(config.data).is_dir() else None  # it may be another machine's
-    task = find(config.task)(folder, config.source)
+    task = make(config.task, folder, config.source, config.model)
     module: Any = task.build(config.seed)
     return Weights.of({name: _host(value.detach()) for name, value in module.named_parameters()})
 
