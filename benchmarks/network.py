@@ -83,7 +83,8 @@ class Counter:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = await asyncio.open_connection("127.0.0.1", self.port)
-        await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.CancelledError, OSError):
