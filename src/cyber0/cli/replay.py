@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cyber0.cli.ledger import Run, line
-from cyber0.errors import InvalidConfig
 from cyber0.extras import require
 from cyber0.replay import base as base_of
 from cyber0.replay import opened, rebuild
@@ -62,18 +61,14 @@ def chosen(device: str) -> str:
     if device == "cpu":
         return device
     try:
-        torch = require("torch", extra="train")
+        require("torch", extra="train")
     except ImportError:
         if device == "auto":
             return "cpu"
         raise
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidConfig(f"device = {device!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return device
+    from cyber0.tasks import devices
+
+    return str(devices.find(device))
 
 
 @contextmanager
