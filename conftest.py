@@ -7,7 +7,10 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"]).pytest()
 
-collect_ignore = [] if find_spec("triton") else ["src/cyber0/directions/kernels.py"]
+collect_ignore: list[str] = []
+if not find_spec("triton"):
+    names = ("directions/kernels", "directions/tensors", "layerwise/cuda", "layerwise/kernels", "layerwise/short")
+    collect_ignore += [f"src/cyber0/{name}.py" for name in names]
 if not find_spec("flwr"):
     collect_ignore += [f"src/cyber0/flower/{name}.py" for name in ("server", "session", "sessions")]
 if not find_spec("transformers"):

@@ -50,7 +50,9 @@ class Attention(nn.Module):
 
 def attention_task(batch=6):
     rng = np.random.default_rng(0)
-    module = Attention()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Attention()
     for index, parameter in enumerate(module.parameters()):
         parameter.data += (
             sample(DirectionKey(2, 0, index=index), parameter.numel(), device="cpu").view(parameter.shape) * 0.3

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from cyber0.directions import COMPRESSED_EPOCH, Backend, combine, project
 from cyber0.directions.select import on_device
 from cyber0.estimate import Losses, estimate
+from cyber0.layerwise.measure import Measure
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan, summed
 
-__all__ = ["Client"]
+__all__ = ["Client", "projected"]
 
 
 class Client:
@@ -40,8 +41,10 @@ class Client:
         batch: Callable[[int, int], Any],
         plan: Plan,
         backend: str | Backend | None = None,
+        measure: Measure = estimate,
     ) -> None:
         self.parameters, self.losses, self.batch, self.plan, self.backend = parameters, losses, batch, plan, backend
+        self.measure = measure
         self._local = parameters
         if plan.local_epochs > 1 and parameters.module is not None:
             self._local = Parameters.of(deepcopy(parameters.module))
@@ -53,7 +56,7 @@ class Client:
         for epoch in range(plan.local_epochs):
             keys = plan.keys(round, plan.epoch(epoch))
             options: dict[str, Any] = {"mu": plan.mu, "family": plan.family, "backend": self.backend}
-            steps.append(estimate(local, self.losses, self.batch(round, epoch), keys, **options))
+            steps.append(self.measure(local, self.losses, self.batch(round, epoch), keys, **options))
             if epoch + 1 < plan.local_epochs:
                 local.apply(plan.step(round, epoch, steps[-1]), self.backend)
         return self._message(round, steps)
@@ -70,16 +73,29 @@ class Client:
             return np.stack(steps)
         if self.plan.scheme == "biased":
             return summed(steps)[None]
-        return self._projected(round, np.concatenate(steps))[None]
+        return projected(self.parameters, self.plan, round, np.concatenate(steps), self.backend)[None]
 
-    def _projected(self, round: int, scalars: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: A002
-        """The whole local update, projected on the round's own directions."""
-        plan, size = self.plan, self.parameters.size
-        keys = [key for epoch in range(plan.local_epochs) for key in plan.keys(round, epoch)]
-        where: dict[str, Any] = {"family": plan.family, "dimension": size, "backend": self.backend}
-        totals = np.zeros(plan.directions)
-        for entry, flat in self.parameters:
-            update = combine(keys, scalars, entry.size, start=entry.start, device=on_device(flat), **where)
-            part = project(update, plan.keys(round, COMPRESSED_EPOCH), start=entry.start, **where)
-            totals += part.cpu().numpy()
-        return (totals * plan.projection(size)).astype(np.float32)
+
+def projected(
+    parameters: Parameters,
+    plan: Plan,
+    round: int,  # noqa: A002
+    scalars: NDArray[np.float32],
+    backend: str | Backend | None = None,
+) -> NDArray[np.float32]:
+    """A whole local update, the scalars of all its steps, projected on the round's own directions.
+
+    >>> import torch
+    >>> plan = Plan(seed=1, directions=4, local_epochs=2, scheme="compressed", mu=1e-3, learning_rate=0.1)
+    >>> projected(Parameters.of(torch.nn.Linear(3, 1)), plan, 0, np.ones(8, dtype=np.float32)).shape
+    (4,)
+    """
+    size = parameters.size
+    keys = [key for epoch in range(plan.local_epochs) for key in plan.keys(round, epoch)]
+    where: dict[str, Any] = {"family": plan.family, "dimension": size, "backend": backend}
+    totals = np.zeros(plan.directions)
+    for entry, flat in parameters:
+        update = combine(keys, scalars, entry.size, start=entry.start, device=on_device(flat), **where)
+        part = project(update, plan.keys(round, COMPRESSED_EPOCH), start=entry.start, **where)
+        totals += part.cpu().numpy()
+    return (totals * plan.projection(size)).astype(np.float32)

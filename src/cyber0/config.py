@@ -57,6 +57,9 @@ class RunConfig(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(0, description="Decides everything random.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     engine: Literal["batched", "sequential"] = Field("batched", description="All clients at once, or one by one.")
+    precision: Literal["float32", "mixed", "bf16"] = Field(
+        "float32", description="Of a language model: mixed computes in bf16, bf16 keeps its weights so too."
+    )
     evaluate_every: Positive = Field(10, description="Rounds from one evaluation to the next.")
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ from cyber0.directions.select import on_device
 from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss, UnknownName
 from cyber0.parameters import Parameters
 
-__all__ = ["Losses", "Method", "estimate", "full_precision"]
+__all__ = ["Losses", "Method", "estimate", "full_precision", "refuse_random"]
 
 Losses = Callable[[Any, Any], torch.Tensor]
 """losses(model, batch) -> one loss for each sample, a tensor of shape [batch]."""
@@ -119,7 +119,17 @@ def _check(objective: _Objective, keys: Sequence[DirectionKey], mu: float, metho
         raise UnknownName("method", method, METHODS)
     if len(keys) == 0:
         raise InvalidEstimate("there are no directions to measure along: give at least one key")
-    modules = cast("Iterator[tuple[str, torch.nn.Module]]", objective.model.named_modules())
+    refuse_random(objective.model)
+
+
+def refuse_random(model: torch.nn.Module) -> None:
+    """Refuse a model that gives other losses the second time.
+
+    >>> refuse_random(torch.nn.Dropout(0.5))
+    Traceback (most recent call last):
+    cyber0.errors.InvalidEstimate: Dropout '' is in training mode, so losses cannot be compared: call model.eval()
+    """
+    modules = cast("Iterator[tuple[str, torch.nn.Module]]", model.named_modules())
     for name, module in modules:
         if module.training and _is_random(module):
             raise InvalidEstimate(

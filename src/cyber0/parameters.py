@@ -19,7 +19,7 @@ import numpy as np
 
 from cyber0.commit import Commit
 from cyber0.directions import Backend, fingerprint
-from cyber0.directions.api import buffer, fold, prepare
+from cyber0.directions.api import buffer, descend_all, fold, prepare
 from cyber0.directions.backend import Packed
 from cyber0.directions.key import PACKED
 from cyber0.directions.select import is_numpy, on_device
@@ -101,8 +101,9 @@ class Parameters:
         for name, tensor in tensors.items():
             entries.append(Entry(name, tuple(tensor.shape), _dtype(name, tensor), start))
             start += entries[-1].size
-        self.tensors = dict(tensors)
-        self.module = module
+        self._tensors = dict(tensors)
+        self._module = module
+        self._due: Commit | None = None
         self.manifest = Manifest(tuple(entries))
         self._flat = [_flat(name, tensor) for name, tensor in tensors.items()]
         _refuse_shared_memory(self.manifest, self._flat)
@@ -118,6 +119,18 @@ class Parameters:
         return cls({name: p for name, p in module.named_parameters() if p.requires_grad}, module)
 
     @property
+    def tensors(self) -> dict[str, Any]:
+        """The tensors by name, up to date."""
+        self.settle()
+        return self._tensors
+
+    @property
+    def module(self) -> "Module | None":
+        """The module they belong to, if any, up to date."""
+        self.settle()
+        return self._module
+
+    @property
     def size(self) -> int:
         """The number of trainable parameters: the paper's d."""
         return self.manifest.size
@@ -129,8 +142,9 @@ class Parameters:
 
     def __iter__(self) -> Iterator[tuple[Entry, Any]]:
         """Each tensor's entry, and the tensor as a flat buffer that shares its memory."""
+        self.settle()
         for entry, flat in zip(self.manifest.entries, self._flat, strict=True):
-            if _address(self.tensors[entry.name]) != _address(flat):
+            if _address(self._tensors[entry.name]) != _address(flat):
                 raise InvalidParameters(f"parameter {entry.name!r} has been moved: build its Parameters anew")
             yield entry, flat
 
@@ -140,14 +154,38 @@ class Parameters:
         u is summed over the commit's rows, then columns, each product and each sum rounded to float32; then w - u,
         once. bf16 weights round that stochastically with bits of the stream.
         """
-        keys, coefficients = commit.keys, commit.coefficients
-        prepared: dict[Any, Any] = {}
-        for entry, flat in self:
-            device = on_device(flat)
-            if device not in prepared:
-                prepared[device] = prepare(keys, coefficients, commit.family, self.size, backend, device)
-            chosen, packed = prepared[device]
-            chosen.descend(flat, packed, entry.start, flat)
+        for device, tensors in self._by_device().items():
+            prepared = prepare(commit.keys, commit.coefficients, commit.family, self.size, backend, device)
+            descend_all(tensors, *prepared)
+
+    def defer(self, commit: Commit) -> None:
+        """Advance by one round, but not before anybody looks: a pass that reads all weights anyway may `take` it.
+
+        >>> import numpy as np
+        >>> parameters = Parameters({"w": np.zeros(5, dtype=np.float32)})
+        >>> parameters.defer(Commit(seed=7, round=0, learning_rate=0.1, scalars=[[1.0]]))
+        >>> parameters.tensors["w"][0]
+        np.float32(-2.9155475e-05)
+        """
+        self.settle()
+        self._due = commit
+
+    def settle(self) -> None:
+        """Apply the commit that is due, if one is."""
+        if self._due is not None:
+            due, self._due = self._due, None
+            try:
+                self.apply(due)
+            except BaseException:
+                self._due = due
+                raise
+
+    def take(self, family: str) -> Commit | None:
+        """The commit that is due, if it is of a family: whoever takes it applies it, or defers it again."""
+        if self._due is None or self._due.family != family:
+            return None
+        due, self._due = self._due, None
+        return due
 
     def apply_all(self, commits: Iterable[Commit], backend: str | Backend | None = None) -> None:
         """Advance by many rounds, to the same bits as one by one, in few passes over the weights.

@@ -164,6 +164,35 @@ def test_bf16_files(tmp_path):
     assert out["bias"].numpy().tobytes() == weights.tensors["bias"].tobytes()
 
 
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=40),
+    kept=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    trained=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_a_file_of_another_precision_is_converted_as_torch_converts_it(tmp_path_factory, values, kept, trained):
+    path = tmp_path_factory.mktemp("base") / "base.safetensors"
+    tensor = torch.tensor([values], dtype=torch.float32).nan_to_num().to(kept)
+    save_tensors({"w": tensor, "mask": torch.arange(3), "odd": torch.ones(3, dtype=torch.uint8)}, path)
+    layout = Parameters({"w": tensor.to(trained), "head": torch.zeros(2)})
+    run = Identity.of(RunConfig(clients=1, byzantine=0), ["ann"], layout)
+    content, loaded = base(run, path)
+    assert loaded.fingerprint() == layout.fingerprint()
+    content.write(path)
+    out = load_tensors(path)
+    assert torch.equal(out["w"], tensor.to(trained))
+    assert torch.equal(out["head"], torch.zeros(2))
+    assert torch.equal(out["mask"], torch.arange(3))
+
+
+def test_what_a_file_lacks_must_have_begun_at_zero(tmp_path):
+    save_tensors({"w": torch.ones(1, 3)}, tmp_path / "base.safetensors")
+    run = Identity.of(
+        RunConfig(clients=1, byzantine=0), ["ann"], Parameters({"w": torch.ones(1, 3), "head": torch.ones(2)})
+    )
+    with pytest.raises(InvalidParameters, match="no tensor 'head', which the run trains and did not begin at zero"):
+        base(run, tmp_path / "base.safetensors")
+
+
 def tensors_with(**changes):
     return {**{name: array.copy() for name, array in parameters().tensors.items()}, **changes}
 
@@ -179,7 +208,8 @@ def tensors_with(**changes):
             tensors_with(bias=np.zeros(8, dtype=np.float32)),
             r"'bias' is float32 \[8\], but the run trains float32 \[7\]",
         ),
-        (tensors_with(bias=np.zeros(7, dtype=np.float16)), r"'bias' is F16 \[7\], but the run trains float32"),
+        (tensors_with(bias=np.zeros(7, dtype=np.float64)), r"'bias' is F64 \[7\], but the run trains float32"),
+        (tensors_with(bias=np.zeros(7, dtype=np.float16)), "not the base of the run"),
         ({"weight": parameters().tensors["weight"]}, "have no tensor 'bias'"),
     ],
 )

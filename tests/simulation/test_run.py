@@ -15,7 +15,9 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from cyber0.cli import app, main
+from cyber0.config import RunConfig
 from cyber0.parameters import Parameters
+from cyber0.simulation.run import run
 
 SMALL = ["--source", "embedded", "--clients", "6", "--byzantine", "1", "--directions", "8", "--evaluate-every", "4"]
 
@@ -109,6 +111,17 @@ def test_control_c_says_how_to_go_on(tmp_path):
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"cyber0 run --resume {out}" in said
+
+
+def test_who_begins_is_told_of_the_model_as_it_came(tmp_path):
+    config = RunConfig(source="embedded", clients=6, byzantine=1, directions=8, rounds=4, evaluate_every=2)
+    told = []
+    for resume in (False, True):
+        run(config, tmp_path / "run", resume=resume, begin=lambda simulation, line: told.append((simulation, line)))
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert [line for _, line in told] == [first, first]
+    assert first["round"] == 0
+    assert [simulation.config for simulation, _ in told] == [config, config]
 
 
 def test_half_a_line_is_cut_off(tmp_path):

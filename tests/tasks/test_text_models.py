@@ -2,6 +2,8 @@
 
 import copy
 import json
+import shutil
+import socket
 import subprocess
 import sys
 
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from cyber0.config import RunConfig
 from cyber0.directions import DirectionKey
-from cyber0.errors import InvalidConfig, InvalidEstimate, InvalidModel, MissingExtra, UnknownName
+from cyber0.errors import InvalidConfig, InvalidModel, MissingExtra, UnknownName
 from cyber0.estimate import estimate
 from cyber0.parameters import Parameters
 from cyber0.simulation.run import run
@@ -21,6 +23,7 @@ from cyber0.tasks.text import checkpoint, memory, tiny
 from cyber0.tasks.text.classifier import Classifier
 from cyber0.tasks.text.export import export, load_weights
 from cyber0.tasks.text.heads import Head
+from cyber0.tasks.text.hub import reached
 from cyber0.tasks.text.tokens import PAD, trimmed
 
 transformers = pytest.importorskip("transformers")
@@ -77,7 +80,7 @@ def test_scores_are_the_label_words_logits_where_they_belong(folder, kind):
     model = task.build(0)
     with torch.no_grad():
         scores = model(torch.as_tensor(task.dataset.test_inputs))
-    torch.testing.assert_close(scores, plain_scores(folder / kind, kind, task.dataset.test_inputs, model.head))
+    torch.testing.assert_close(scores, plain_scores(folder / kind, kind, task.dataset.test_inputs, model.label_head))
     assert model.top is not None
 
 
@@ -93,7 +96,7 @@ def test_the_weights_of_a_run_are_the_same_model_in_plain_transformers(folder, k
         with torch.no_grad():
             scores = model(tokens)
             assert not torch.allclose(scores, before(tokens))
-        torch.testing.assert_close(plain_scores(plain, kind, tokens, model.head), scores, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(plain_scores(plain, kind, tokens, model.label_head), scores, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", AUTO)
@@ -106,7 +109,7 @@ def test_the_file_a_run_writes_is_a_checkpoint_of_transformers(folder, kind, tmp
     model = load_weights(task.build(0), tmp_path / "run" / "model.safetensors")
     with torch.no_grad():
         scores = model(torch.as_tensor(task.dataset.test_inputs))
-    torch.testing.assert_close(plain_scores(tmp_path / "run", kind, task.dataset.test_inputs, model.head), scores)
+    torch.testing.assert_close(plain_scores(tmp_path / "run", kind, task.dataset.test_inputs, model.label_head), scores)
 
 
 def test_a_model_whose_head_is_in_parts_takes_its_own_way(tmp_path):
@@ -203,9 +206,9 @@ def test_models_that_cannot_be_used_are_refused_in_a_sentence(folder, tmp_path):
         checkpoint.find(str(tmp_path))
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "clever", "architectures": ["CleverModel"]}')
-    with pytest.raises(InvalidModel, match=r"is of an architecture that this transformers cannot use"):
+    with pytest.raises(InvalidModel, match=r"cannot be used so by this transformers \(.*not recognize"):
         checkpoint.find(str(tmp_path))
-    with pytest.raises(InvalidModel, match=r"architecture that this transformers cannot use so \(Unrecognized"):
+    with pytest.raises(InvalidModel, match=r"cannot be used so by this transformers \(Unrecognized"):
         checkpoint.find(str(folder / "llama"), "masked").load()
     with pytest.raises(UnknownName, match="unknown head 'maskd'"):
         checkpoint.find(str(folder / "bert"), "maskd")
@@ -217,6 +220,72 @@ def test_a_model_that_is_nowhere_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InvalidModel, match="model = 'no-such/model' is no folder here, and cannot be had from the hub"):
         checkpoint.find("no-such/model")
+
+
+@pytest.fixture
+def silent_hub(monkeypatch):
+    """A hub that takes calls and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr("cyber0.tasks.text.hub.PATIENCE", 0.01)
+        yield
+
+
+@pytest.mark.usefixtures("silent_hub")
+def test_a_hub_that_does_not_answer_is_asked_once(capfd):
+    with pytest.raises(
+        InvalidModel, match=r"model = 'no-such/model' is no folder here, and cannot be had from the hub"
+    ):
+        checkpoint.find("no-such/model")
+    assert capfd.readouterr() == ("", "")
+    with reached("no-such/model"):
+        assert transformers.utils.hub.is_offline_mode()
+    assert not transformers.utils.hub.is_offline_mode()
+
+
+BROKEN = {
+    "model.safetensors": [
+        (b"", r"the safetensors of .* are damaged or not whole \(.*header too small\): fetch them again"),
+        (b"version https://git-lfs.github.com/spec/v1", r"are damaged or not whole .* is fetched by git lfs pull"),
+    ],
+    "config.json": [(b"{", r"cannot be used \(.*config.json' is not a valid JSON file\): name a folder with")],
+    "tokenizer.json": [
+        (b"{", r"a JSON file of .* is damaged \(.*\): fetch the model again"),
+        (None, r"has no tokenizer: put its tokenizer.json and tokenizer_config.json beside the model"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("file", "content", "said"), [(file, *case) for file in BROKEN for case in BROKEN[file]])
+def test_a_damaged_file_of_a_model_is_named(folder, tmp_path, file, content, said):
+    copied = shutil.copytree(folder / "roberta", tmp_path / "model")
+    (copied / file).unlink() if content is None else (copied / file).write_bytes(content)
+    if content is None:
+        (copied / "tokenizer_config.json").unlink()
+    with pytest.raises(InvalidModel, match=said):
+        checkpoint.find(str(copied)).load()
+
+
+def test_weights_of_another_shape_are_refused(folder, tmp_path):
+    copied = shutil.copytree(folder / "roberta", tmp_path / "model")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    with pytest.raises(InvalidModel, match=r"its weights have other shapes than its config.json says"):
+        checkpoint.find(str(copied)).load()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shots": "many"}, "shots = 'many': input should be a valid integer"),
+        ({"shots": 0}, "shots = 0: input should be greater than or equal to 1"),
+        ({"seed": -1, "length": 2}, "seed = -1: .*; length = 2: "),
+        ({"holdout": 1.0}, "holdout = 1.0: input should be less than 1"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named(folder, options, said):
+    with pytest.raises(InvalidConfig, match=f"text-classification: {said}"):
+        task_of(folder, "bert", **options)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
@@ -277,6 +346,11 @@ def test_local_epochs_and_exact_derivatives_work_too(folder):
         assert np.isfinite(run(config_of(folder, "llama", rounds=1, **keys))["final_loss"])
 
 
-def test_the_engine_for_small_models_says_that_it_cannot(folder):
-    with pytest.raises(InvalidEstimate, match="use engine = 'sequential'"):
-        run(config_of(folder, "bert", engine="batched"))
+def test_exact_derivatives_are_taken_client_by_client(folder):
+    both = [run(config_of(folder, "bert", engine=engine, rounds=2, mu=0.0)) for engine in ("batched", "sequential")]
+    assert both[0]["model_fingerprint"] == both[1]["model_fingerprint"]
+
+
+def test_the_baseline_trains_no_language_model(folder):
+    with pytest.raises(InvalidConfig, match="'fedavg' cannot train a language model"):
+        run(config_of(folder, "bert", algorithm="fedavg"))

@@ -44,6 +44,7 @@ def test_labels_are_mapped_by_name():
     [
         ({"prompts": {"masked": "{text}"}}, "'masked' must have {mask} once"),
         ({"prompts": {"causal": "{text}{mask}"}}, "'causal' has no {mask}"),
+        ({"prompts": {"pooled": "{text"}}, "'pooled': expected '}' before end of string: '{text'"),
         ({"prompts": {"pooled": "always the same"}}, "shows nothing of the data"),
         ({"prompts": {"pooled": "{text:upper}"}}, "unknown filter of a prompt 'upper'"),
         ({"prompts": {"other": "{text}"}}, "prompts.other"),
@@ -103,6 +104,14 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
         ("a.csv", "text\nx\n", "line 2: there is no column 'label' among text"),
         ("a.jsonl.gz", "no gzip", "cannot be read"),
         ("a.parquet", "", "rows are read from .jsonl, .csv or .tsv"),
+        (
+            "a.csv",
+            "label,text\n1,x, y\n",
+            "line 2 has more fields than the head of the table: put texts with a comma in",
+        ),
+        ("a.csv", "label,text\n1\n", "line 2: the column 'text' is empty: fill it, or take the row out"),
+        ("a.jsonl", '{"text": "x", "label": null}', "line 1: the column 'label' is empty"),
+        ("a.json", '[\n{"text": "x", "label": 1}\n]', "no JSON lines (Expecting value: line 2"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path, name, content, said):
@@ -110,6 +119,26 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path, name, conte
     with pytest.raises(InvalidData) as caught:
         read(tmp_path / name, PROMPT, ["text"])
     assert said in str(caught.value)
+
+
+def test_a_file_in_another_alphabet_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_bytes("label,text\n1,ü\n".encode("latin-1"))
+    with pytest.raises(InvalidData, match=r"a.csv is not written in UTF-8 \(.*\): save it so"):
+        read(tmp_path / "a.csv", PROMPT, ["text"])
+
+
+@pytest.mark.parametrize("head", ["\ufefflabel,text", "label;text", '\ufeff"label";"text"', "label, text"])
+def test_tables_of_spreadsheets_are_read(tmp_path, head):
+    comma = ";" if ";" in head else ","
+    (tmp_path / "a.csv").write_text(f'{head}\r\n1{comma}"a, b; c"\r\n0{comma}d\r\n', encoding="utf-8")
+    found = read(tmp_path / "a.csv", PROMPT, ["text"])
+    assert [row["text"] for row in found.texts] == ["a, b; c", "d"]
+    assert found.labels.tolist() == [1, 0]
+
+
+def test_a_prompt_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(InvalidConfig, match=r"there is no prompt file .*gone.toml: name one beside the data"):
+        load(tmp_path / "gone.toml")
 
 
 def test_data_are_looked_for_in_the_folder_then_the_environment_then_the_cache(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cyber0.errors import InvalidData, InvalidModel
 from cyber0.tasks.text import tiny
-from cyber0.tasks.text.prompts import Prompt
+from cyber0.tasks.text.prompts import Prompt, load
 from cyber0.tasks.text.tokens import PAD, buckets, encode, lengths, padded, trimmed, word_tokens
 
 pytest.importorskip("transformers")
@@ -33,6 +33,18 @@ def test_a_causal_prompt_ends_where_the_model_goes_on(text):
     tokenizer = tiny.tokenizer("llama")
     row = encode(tokenizer, PROMPT, "causal", [{"text": text}], 24)[0]
     assert tokenizer.decode(row[row != PAD]).endswith(" It was")
+
+
+def test_the_causal_prompt_of_snli_keeps_both_sentences_and_waits_for_a_word():
+    prompt, tokenizer = load("snli"), tiny.tokenizer("llama")
+    row = {"premise": "A man sleeps. " * 9, "hypothesis": "He is awake."}
+    ids = encode(tokenizer, prompt, "causal", [row], 120)[0]
+    text = tokenizer.decode(ids[ids != PAD])
+    assert text.startswith("A man sleeps. A man")
+    assert text.endswith(" Question: He is awake. Yes, Maybe or No? Answer:")
+    assert text.count("sleeps") < 9
+    words = [tokenizer.decode([token]) for token in word_tokens(tokenizer, prompt.words_of("causal"))]
+    assert words == [" Yes", " Maybe", " No"]
 
 
 def test_the_longest_text_of_a_prompt_is_the_one_cut():

@@ -1,5 +1,7 @@
 """`cyber0 ledger`: look at a run's ledger, share the run as one small file, make a ledger of such a file."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -9,8 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cyber0.errors import InvalidExport, InvalidLedger
+from cyber0.extras import require
 from cyber0.protocol import export as exports
-from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import Verdict
 from cyber0.protocol.sqlite import File
 from cyber0.replay import opened
@@ -19,7 +22,6 @@ __all__ = ["ledger"]
 
 ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, export it, import it.")
 
-LedgerFile = Annotated[Path, typer.Argument(help="The ledger, a SQLite file.", show_default=False)]
 Run = Annotated[Path, typer.Argument(help="A ledger, or an exported run.", show_default=False)]
 
 
@@ -46,6 +48,8 @@ def _show_run(console: Console, run: Ledger) -> None:
     config, plan = identity.config, identity.plan
     line(console, "run", identity.digest.hex())
     line(console, "task", f"{config.task}, {config.algorithm}, seed {config.seed}")
+    if config.model is not None:
+        line(console, "model", f"{config.model}, {config.precision}")
     line(console, "rule", f"{config.rule}, {config.byzantine} of {config.clients} clients may lie")
     line(console, "step", f"{plan.rows} x {plan.directions} {plan.family} directions, lr {config.lr}, {plan.scheme}")
     line(console, "manifest", identity.manifest)
@@ -72,14 +76,16 @@ def _table(run: File) -> Table:
 
 @ledger.command()
 def export(
-    file: LedgerFile,
+    file: Annotated[Path, typer.Argument(help="A ledger, or the folder of a run by `cyber0 run`.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The file to write, e.g. run.cyber0.", show_default=False)],
     rounds: Annotated[
         int | None, typer.Option("--round", min=0, help="Only so many rounds.", show_default=False)
     ] = None,
+    data: Annotated[Path | None, typer.Option(help="Of a folder: where its data are now.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Of a folder: where its model is now.", show_default=False)] = None,
 ) -> None:
     """Write the run, without its votes, as one small file: with the base model, that is the trained model."""
-    with opened(file) as run:
+    with _played(file, None if data is None else str(data), model) if file.is_dir() else opened(file) as run:
         history = exports.history(run, rounds)
     size = exports.write(out, history)
     console = Console()
@@ -87,6 +93,17 @@ def export(
     line(console, "head", history.head.commit.hex())
     line(console, "signed", "yes" if history.seal is not None and history.seal.signature else "no")
     line(console, "written to", f"{out}, {size:,} bytes")
+
+
+@contextmanager
+def _played(folder: Path, data: str | None, model: str | None) -> Generator[Ledger]:
+    """The run in a folder, as a ledger."""
+    require("torch", extra="train")
+    from cyber0.simulation.export import from_folder
+
+    with Memory() as memory:
+        memory.adopt(from_folder(folder, data, model))
+        yield memory
 
 
 @ledger.command("import")

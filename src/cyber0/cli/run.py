@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
 from shlex import quote
@@ -16,6 +17,8 @@ from cyber0.errors import InvalidConfig
 from cyber0.extras import require
 
 __all__ = ["run", "with_config_options"]
+
+Show = Callable[[int, dict[str, Any]], None]  # how many rounds are done, and the latest evaluation
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -88,17 +91,37 @@ def _simulate(config: RunConfig, folder: Path | None, *, resuming: bool) -> None
 
     console = Console(soft_wrap=True)
     try:
-        with _watching(console, config) as watch:
-            summary = simulate(config, folder, resume=resuming, watch=watch)
+        with _watching(console, config) as show:
+            begin = None if resuming else partial(_introduce, console, show)
+            summary = simulate(config, folder, resume=resuming, watch=partial(_watch, show), begin=begin)
     except KeyboardInterrupt:
         kept = folder is not None and (folder / "config.toml").exists()
         again = f"continue with: cyber0 run --resume {quote(str(folder))}" if kept else "nothing was kept"
         console.print(f"stopped; {again}", markup=False, highlight=False)
         raise typer.Exit(130) from None
-    for name, value in summary.items():
-        console.print(f"{name:24} {_readable(name, value)}", markup=False, highlight=False)
+    _print(console, {name: _readable(name, value) for name, value in summary.items()})
     if folder:
-        console.print(f"{'written to':24} {folder}", markup=False, highlight=False)
+        _print(console, {"written to": str(folder)})
+
+
+def _introduce(console: Console, show: Show, simulation: Any, first: dict[str, Any]) -> None:
+    """Say what a language model is like before it is trained for hours."""
+    show(0, first)
+    if simulation.config.model is None:
+        return
+    from cyber0.tasks.text.report import describe
+
+    known = simulation.task, simulation.parameters.module, simulation.config, simulation.device
+    _print(console, describe(*known, accuracy=first["accuracy"]))
+
+
+def _watch(show: Show, played: Any, line: dict[str, Any]) -> None:
+    show(played.number + 1, line)
+
+
+def _print(console: Console, values: dict[str, str]) -> None:
+    for name, value in values.items():
+        console.print(f"{name:24} {value}", markup=False, highlight=False)
 
 
 @contextmanager
@@ -117,13 +140,12 @@ def _watching(console: Console, config: RunConfig) -> Any:
         name = f"{config.algorithm} {config.rule} against {config.attack}"
         bar = progress.add_task(name, total=config.rounds, accuracy=0.0, loss=0.0, sent=0.0)
 
-        def watch(played: Any, line: dict[str, Any]) -> None:
+        def show(done: int, line: dict[str, Any]) -> None:
             sent = line["bytes_up_per_client"] / 1e3
-            done = played.number + 1
             loss = float("nan") if line["loss"] is None else line["loss"]
             progress.update(bar, completed=done, accuracy=line["accuracy"], loss=loss, sent=sent)
 
-        yield watch
+        yield show
 
 
 def _readable(name: str, value: Any) -> str:

@@ -33,6 +33,7 @@ def study(
     out: Annotated[Path | None, typer.Option(help="The folder of the results. \\[default: studies/RECIPE]")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; the recipe says, unless given.")] = None,
     data: Annotated[Path | None, typer.Option(help="The folder of the data files.")] = None,
+    model: Annotated[str | None, typer.Option(help="The folder, or hub id, of the recipe's language model.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
     engine: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
     jobs: Annotated[
@@ -52,11 +53,18 @@ def study(
     for needed in ("matplotlib", "pandas", "jinja2", "scipy"):
         require(needed, extra="study")
     folder = out or Path("studies") / Path(recipe).stem
-    here: dict[str, Any] = {} if data is None else {"data": str(data.resolve())}
-    here |= {} if device is None else {"device": device}
+    here = _here(data, model, device)
     asked = [f"--seeds {chosen.seeds}", *(f"--set {shlex.quote(text)}" for text in change or [])]
     asked += [f"--engine {engine}"] * (engine != "local") + ["--data DIR"] * (data is not None)
+    asked += [f"--model {'DIR' if Path(model).is_dir() else shlex.quote(model)}"] if model else []
     _play(chosen, folder, {"engine": engine, "jobs": jobs, "options": here, "command": _command(recipe, asked)})
+
+
+def _here(data: Path | None, model: str | None, device: str | None) -> dict[str, Any]:
+    """What is of this machine, as keys of a run; folders by their whole paths."""
+    folder = str(Path(model).resolve()) if model and Path(model).is_dir() else model
+    keys = {"data": None if data is None else str(data.resolve()), "model": folder, "device": device}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _command(recipe: str, asked: list[str]) -> str:

@@ -6,6 +6,7 @@ arguments, so that a captured CUDA graph can be replayed with other rounds and c
 coordinates are aligned to multiples of 1,024 of the direction, so that no tile crosses a block or a 2**32 boundary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -267,6 +268,11 @@ class Triton:
 
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
         descend(weights, _cached(packed, out.device), start, out, bits=_bits(packed))
+
+    def descend_all(self, tensors: Sequence[tuple[Buffer, int]], packed: Packed) -> None:
+        from cyber0.directions import tensors as many
+
+        many.descend_all(many.gather(tensors), _cached(packed, tensors[0][0].device), bits=_bits(packed))
 
     def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
         commits, width = packed.shape

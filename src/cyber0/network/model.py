@@ -14,6 +14,7 @@ from cyber0.config import RunConfig
 from cyber0.directions.select import host
 from cyber0.errors import InvalidConfig, NonFiniteLoss
 from cyber0.estimate import full_precision
+from cyber0.layerwise.measure import Walking, measure_of, prepared
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import base_digest, layout_bytes
 from cyber0.protocol.records import from_wire, to_wire
@@ -22,6 +23,7 @@ from cyber0.tasks import devices, partition
 from cyber0.tasks.batches import positions
 from cyber0.tasks.task import Task, evaluate
 from cyber0.tasks.task import make as make_task
+from cyber0.tasks.text import memory
 
 __all__ = ["Trained"]
 
@@ -40,14 +42,17 @@ class Trained:
         self.config = config
         self.task = task or load_task(config)
         self.device = devices.find(device)
-        self._module = self.task.build(config.seed).to(self.device).eval()
+        self._module = prepared(self.task.build(config.seed), config.precision, config.mu).eval()
+        memory.check_run(self._module, config.model_copy(update={"clients": 1, "engine": "sequential"}), self.device)
+        self._module.to(self.device)
         self.parameters = Parameters.of(self._module)
         self.manifest = bytes.fromhex(self.parameters.manifest.digest)
         self.base = bytes.fromhex(base_digest(self.parameters))
         self.layout = layout_bytes(self.parameters.manifest)
         self._initial = [flat.detach().clone() for _, flat in self.parameters]
         self._batches = _Batches(self.task, config, place, self.device)
-        self._client = Client(self.parameters, self.task.losses, self._batches, config.plan)
+        self._measure = measure_of(self._module, config.precision)
+        self._client = Client(self.parameters, self.task.losses, self._batches, config.plan, measure=self._measure)
 
     def vote(self, round: int) -> bytes:  # noqa: A002
         """What it measures in a round; where its loss is not finite it says so, and is not counted."""
@@ -61,7 +66,7 @@ class Trained:
         """Take the commits of consecutive rounds, in one pass if there are many."""
         commits = list(self._commits(first, scalars))
         if len(commits) == 1:
-            self.parameters.apply(commits[0])
+            self.parameters.defer(commits[0])
         else:
             self.parameters.apply_all(commits)
 
@@ -82,7 +87,10 @@ class Trained:
 
     def evaluate(self) -> tuple[float, float, int]:
         """Accuracy and mean loss on the task's test samples, and how many they are."""
-        accuracy, loss = evaluate(self._module, self.task.dataset, self.device, losses=self.task.losses)
+        model: Any = self.parameters.module
+        if isinstance(self._measure, Walking) and self.config.precision != "float32":
+            model = self._measure.walk(self.parameters, self.task.losses).model
+        accuracy, loss = evaluate(model, self.task.dataset, self.device, losses=self.task.losses)
         return accuracy, loss, len(self.task.dataset.test_labels)
 
     def weights(self) -> Weights:

@@ -16,6 +16,7 @@ from cyber0.protocol.identity import Identity, base_digest
 from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import from_wire
 from cyber0.protocol.sqlite import File
+from cyber0.replay.fit import fitted, lacking
 from cyber0.replay.weights import Weights
 
 __all__ = ["base", "opened", "rebuild"]
@@ -50,6 +51,9 @@ def _found(path: Path) -> File | Memory:
 def base(identity: Identity, path: Path | None) -> tuple[Weights, Parameters]:
     """The weights a run starts from, out of a file, or built by its own task where there is none; checked.
 
+    A pretrained file may be of another precision than the run's, and has no layer that the run put on top of it: it is
+    converted, and such a layer begins at zero. The digest proves that the run began so, too.
+
     The parameters share the weights' memory: what advances them changes what `Weights.write` writes.
 
     >>> from tempfile import mkdtemp
@@ -61,9 +65,15 @@ def base(identity: Identity, path: Path | None) -> tuple[Weights, Parameters]:
     >>> base(identity, path)[1].fingerprint() == zeros.fingerprint()
     True
     """
-    weights = _built(identity) if path is None else Weights.read(path)
-    parameters = weights.parameters(_layout(identity, weights))
+    found = _built(identity) if path is None else Weights.read(path)
+    layout = _layout(identity, found)
+    weights = fitted(found, layout)
+    parameters = weights.parameters(layout)
     if (digest := base_digest(parameters)) != identity.base:
+        if missing := lacking(found, layout):
+            raise InvalidParameters(
+                f"the weights have no tensor {missing[0]!r}, which the run trains and did not begin at zero"
+            )
         raise InvalidParameters(
             f"this is not the base of the run: its weights have SHA-256 {digest}, the run began with {identity.base}"
         )

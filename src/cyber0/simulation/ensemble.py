@@ -28,7 +28,7 @@ def shape_of(config: RunConfig) -> str | None:
     >>> shape_of(RunConfig(dropout=0.1)) is None                    # not the same clients in every run
     True
     """
-    if config.engine != "batched" or config.invited < config.clients or config.dropout > 0:
+    if config.engine != "batched" or config.model is not None or config.invited < config.clients or config.dropout > 0:
         return None
     return config.model_dump_json(exclude=set(FREE))
 
@@ -51,7 +51,9 @@ class Ensemble:
             raise InvalidConfig(f"these runs cannot be played together: they may differ in {', '.join(FREE)} only")
         first = Simulation(configs[0], task)
         self.simulations = [first, *(Simulation(config, first.task) for config in configs[1:])]
-        self._learner = learner_of(configs[0])(first.task, [simulation.world for simulation in self.simulations])
+        self._learner = learner_of(configs[0], first.world)(
+            first.task, [simulation.world for simulation in self.simulations]
+        )
 
     def play(self) -> Iterator[list[Round]]:
         """Play the rounds of all runs, one round at a time."""

@@ -13,15 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cyber0.client import Client
+from cyber0.client import Client, projected
 from cyber0.directions import COMPRESSED_EPOCH, matrix
+from cyber0.estimate import estimate
+from cyber0.layerwise.measure import Measure
+from cyber0.layerwise.walk import Batch, Walk
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
 from cyber0.simulation.population import Indices, Population
 from cyber0.simulation.slopes import derivatives, slopes
 from cyber0.tasks.task import Task
 
-__all__ = ["Batched", "FedAvg", "Learner", "Sequential", "World"]
+__all__ = ["Batched", "FedAvg", "Layered", "Learner", "Sequential", "World"]
 
 Tensor = torch.Tensor
 
@@ -33,6 +36,7 @@ class World:
     parameters: Parameters
     population: Population
     plan: Plan
+    measure: Measure = estimate
 
 
 class Learner(Protocol):
@@ -102,7 +106,10 @@ class Sequential:
         self.rows, self.width = worlds[0].plan.rows, worlds[0].plan.directions
         self._clients: list[list[Client]] = [
             [
-                Client(world.parameters, task.losses, _batch_of(world.population, client), world.plan)
+                Client(
+                    *(world.parameters, task.losses, _batch_of(world.population, client), world.plan),
+                    measure=world.measure,
+                )
                 for client in range(world.population.clients)
             ]
             for world in worlds
@@ -114,6 +121,85 @@ class Sequential:
         return torch.from_numpy(np.stack(told))  # pyright: ignore[reportUnknownMemberType]
 
     advance = staticmethod(Batched.advance)
+
+
+class Layered:
+    """cyber0 on a large model: all clients in one batch, one direction after the other, a layer at a time.
+
+    After the first local step the clients' models differ: each is then measured alone, its drift from the global
+    model rebuilt, layer by layer, from the scalars of its own steps. Memory does not grow with clients.
+    """
+
+    def __init__(self, task: Task, worlds: Sequence[World]) -> None:
+        self.rows, self.width = worlds[0].plan.rows, worlds[0].plan.directions
+        self._worlds = [(world, _walk(task, world)) for world in worlds]
+        self._ahead: dict[int, tuple[int, Batch]] = {}
+
+    def votes(self, t: int, present: Indices) -> Tensor:
+        """Alg. 1, lines 3 to 11, for all clients together."""
+        return torch.stack([self._votes(world, walk, t, present) for world, walk in self._worlds])
+
+    @staticmethod
+    def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
+        """Alg. 1, lines 13 and 14, together with the next walk."""
+        world.parameters.defer(world.plan.commit(t, aggregate))
+
+    def _votes(self, world: World, walk: Walk, t: int, present: Indices) -> Tensor:
+        plan, batches = world.plan, world.population.batches
+        steps = [self._step(world, walk, t, 0, self._first(world, walk, t, present))]
+        if len(present) == world.population.clients and plan.local_epochs == 1:
+            self._ahead[id(world)] = t + 1, _batch(world, walk, t + 1, present)  # while the device is busy
+        for epoch in range(1, plan.local_epochs):
+            x, y = batches(t, epoch, present)
+            told = [step.cpu().numpy() for step in steps]
+            drifts = [_drift(plan, t, [step[client] for step in told]) for client in range(len(present))]
+            each = [
+                self._step(world, walk, t, epoch, walk.batch(x[client : client + 1], y[client : client + 1]), drift)
+                for client, drift in enumerate(drifts)
+            ]
+            steps.append(torch.cat(each))
+        return _message(world, t, steps)
+
+    def _first(self, world: World, walk: Walk, t: int, present: Indices) -> Batch:
+        """The batch of a round's first step, which may have been made before."""
+        number, batch = self._ahead.pop(id(world), (-1, None))
+        known = batch is not None and number == t and batch.clients == len(present)
+        return batch if known and batch is not None else _batch(world, walk, t, present)
+
+    def _step(self, world: World, walk: Walk, t: int, epoch: int, batch: Batch, drift: Any = None) -> Tensor:
+        """The scalars of one local step of some clients that share a model: [clients, directions]."""
+        plan = world.plan
+        keys = plan.keys(t, plan.epoch(epoch))
+        slopes = torch.stack([walk.along(batch, key, plan.mu, plan.family, drift) for key in keys], dim=1)
+        return (slopes * ((world.parameters.size if plan.family == "sphere" else 1) / plan.directions)).float()
+
+
+def _batch(world: World, walk: Walk, t: int, present: Indices) -> Batch:
+    """What clients measure on in the first step of a round."""
+    population = world.population
+    return walk.batch(*population.batches(t, 0, present), population.sizes(t, 0, present))
+
+
+def _walk(task: Task, world: World) -> Walk:
+    measure: Any = world.measure
+    return measure.walk(world.parameters, task.losses)
+
+
+def _drift(plan: Plan, t: int, steps: list[NDArray[np.float32]]) -> tuple[list[Any], NDArray[np.float32]]:
+    """Along which directions a client has moved in its steps so far, and how far."""
+    commits = [plan.step(t, epoch, scalars) for epoch, scalars in enumerate(steps)]
+    return [key for commit in commits for key in commit.keys], np.concatenate([c.coefficients for c in commits])
+
+
+def _message(world: World, t: int, steps: list[Tensor]) -> Tensor:
+    """What clients send of their steps, each [clients, directions]: [rows, clients, directions]."""
+    if world.plan.scheme == "unbiased":
+        return torch.stack(steps)
+    if world.plan.scheme == "biased":
+        return torch.stack(steps).double().sum(dim=0).float()[None]
+    scalars = torch.cat(steps, dim=1).cpu().numpy()
+    told = [projected(world.parameters, world.plan, t, own) for own in scalars]
+    return torch.from_numpy(np.stack(told))[None]  # pyright: ignore[reportUnknownMemberType]
 
 
 def _batch_of(population: Population, client: int) -> Any:

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cyber0.layerwise.parts import upload
 from cyber0.tasks.batches import participants, positions
 from cyber0.tasks.dataset import Dataset
+from cyber0.tasks.text.tokens import lengths
 
 __all__ = ["Population", "participants"]
 
@@ -42,6 +44,7 @@ class Population:
     device: torch.device
     corrupt_labels: Callable[[Any, int], Any] | None = None
     _drawn: dict[int, Indices] = field(default_factory=dict[int, Indices], init=False)
+    _sizes: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         labels = self.dataset.train_labels.copy()
@@ -65,8 +68,17 @@ class Population:
 
     def batches(self, t: int, epoch: int, present: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """The batches of one local step: inputs [clients, batch, ...] and labels [clients, batch]."""
-        chosen = torch.from_numpy(self._indices(t)[epoch, present]).to(self.device)  # pyright: ignore
+        chosen = upload(self._indices(t)[epoch, present], self.device)
         return self.inputs[chosen], self.labels[chosen]
+
+    def sizes(self, t: int, epoch: int, present: Indices) -> NDArray[np.int64] | None:
+        """How many tokens those samples have, [clients, batch]; None where samples are not rows of tokens."""
+        inputs = self.dataset.train_inputs
+        if inputs.ndim != 2 or inputs.dtype.kind != "i":
+            return None
+        if self._sizes is None:
+            self._sizes = lengths(inputs)
+        return self._sizes[self._indices(t)[epoch, present]]
 
     def _indices(self, t: int) -> Indices:
         """The samples of round t, [local epochs, clients, batch]: `batch_indices` of each client."""

@@ -21,10 +21,21 @@ from cyber0.tasks.task import Task
 __all__ = ["Minutes", "run", "run_together"]
 
 Watch = Callable[[Round, Line], None]
+Begin = Callable[[Simulation, Line], None]
 
 
-def run(config: RunConfig, out: Path | None = None, *, resume: bool = False, watch: Watch | None = None) -> Line:
-    """Play a run and return its summary. `watch` is called after each round, with the latest evaluation.
+def run(
+    config: RunConfig,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    begin: Begin | None = None,
+) -> Line:
+    """Play a run and return its summary.
+
+    `begin` is called before the first round, with the evaluation of the model as it came; `watch` after each round,
+    with the latest evaluation.
 
     >>> summary = run(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
     >>> summary["rounds"], summary["scalars_up_per_client"], summary["bytes_up_per_client"]
@@ -34,6 +45,8 @@ def run(config: RunConfig, out: Path | None = None, *, resume: bool = False, wat
     try:
         simulation = Simulation(config)
         minutes = Minutes(simulation, folder)
+        if begin is not None:
+            begin(simulation, minutes.lines[0])
         for played in simulation.play():
             minutes.add(played)
             if watch is not None:

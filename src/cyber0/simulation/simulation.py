@@ -15,13 +15,15 @@ from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
 from cyber0.errors import Cyber0Error, InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
+from cyber0.layerwise.measure import Walking, measure_of, prepared
 from cyber0.parameters import Parameters
 from cyber0.protocol.decide import as_scalars, quorum
-from cyber0.simulation.learners import Batched, FedAvg, Learner, Sequential, World
+from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population, participants
 from cyber0.tasks import devices, partition
 from cyber0.tasks.task import Task, evaluate
 from cyber0.tasks.task import make as make_task
+from cyber0.tasks.text import memory
 
 __all__ = ["Round", "Simulation"]
 
@@ -63,12 +65,15 @@ class Simulation:
         with _named("task", config.task):
             folder = None if config.data is None else Path(config.data)
             self.task = task or make_task(config.task, folder, config.source, config.model)
-            module = self.task.build(config.seed).to(self.device).eval()
+            module = prepared(self.task.build(config.seed), config.precision, config.mu).eval()
+        memory.check_run(module, config, self.device)
+        module = module.to(self.device)
         self.parameters = Parameters.of(module)
         with _named("partition", config.partition):
             self.population = self._populate()
-        self.world = World(self.parameters, self.population, config.plan)
-        self.learner = learner_of(config)(self.task, [self.world])
+        measure = measure_of(module, config.precision)
+        self.world = World(self.parameters, self.population, config.plan, measure)
+        self.learner = learner_of(config, self.world)(self.task, [self.world])
         self.rounds = 0
 
     def play(self) -> Iterator[Round]:
@@ -133,6 +138,8 @@ class Simulation:
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss of the global model on the test samples."""
         model: Any = self.parameters.module
+        if isinstance(self.world.measure, Walking) and self.config.precision != "float32":
+            model = self.world.measure.walk(self.parameters, self.task.losses).model
         inputs, labels = self.population.test
         return evaluate(model, (inputs, labels), self.device, losses=self.task.losses)
 
@@ -145,9 +152,16 @@ class Simulation:
         return Population(dataset, shares, config.byzantine, *sizes, self.device, corrupt)
 
 
-def learner_of(config: RunConfig) -> type[Learner]:
-    """The algorithm of a configuration, by its engine."""
-    return FedAvg if config.algorithm == "fedavg" else LEARNERS[config.engine]
+def learner_of(config: RunConfig, world: World) -> type[Learner]:
+    """The algorithm of a configuration, by its engine; a language model's clients are batched layer by layer."""
+    walked = isinstance(world.measure, Walking)
+    if config.algorithm == "fedavg":
+        if walked:
+            raise InvalidConfig(f"algorithm = 'fedavg' cannot train a language model, task = {config.task!r}")
+        return FedAvg
+    if walked and config.engine == "batched":
+        return Layered if config.mu > 0 else Sequential
+    return LEARNERS[config.engine]
 
 
 def placed(votes: torch.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 study.toml    the recipe: the folder belongs to it
 runs/         a JSON file for each run: its labels, its configuration, its evaluations, its summary
+exports/      where the recipe says `keep`, a file for each run that rebuilds its model: `cyber0 replay`
 log.jsonl     a line for each time the study was worked on: the command, the machine, the time it took
 """
 
@@ -13,6 +14,8 @@ from cyber0.config import load
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
 from cyber0.files import held, write_whole
+from cyber0.protocol.export import write as write_export
+from cyber0.protocol.ledger import History
 from cyber0.study.recipe import Recipe
 from cyber0.study.results import Failure, Results
 from cyber0.study.work import Job, Outcome
@@ -60,8 +63,8 @@ class StudyFolder:
         if not kept.exists():
             return False
         found = json.loads(kept.read_text())["config"]
-        if found != _config(job):
-            different = sorted(key for key in found | _config(job) if found.get(key) != _config(job).get(key))
+        if found != (ours := self._config(job)):
+            different = sorted(key for key in found | ours if found.get(key) != ours.get(key))
             raise InvalidConfig(f"{kept} is a run with another {', '.join(different)}: name another folder")
         return True
 
@@ -71,8 +74,10 @@ class StudyFolder:
         if outcome.error is not None:
             write_whole(failed, json.dumps({"labels": job.labels, "seed": job.config.seed, "error": outcome.error}))
             return
-        *lines, summary = (_anywhere(line, job.config.data) for line in outcome.lines)
-        kept = {"labels": job.labels, "config": _config(job), "lines": lines, "summary": summary}
+        if self.recipe.keep and outcome.history is not None:
+            self._export(job, outcome.history)
+        *lines, summary = (self._anywhere(line, job) for line in outcome.lines)
+        kept = {"labels": job.labels, "config": self._config(job), "lines": lines, "summary": summary}
         write_whole(self._file(job), json.dumps(kept, allow_nan=False))
         failed.unlink(missing_ok=True)
 
@@ -100,6 +105,30 @@ class StudyFolder:
     def _file(self, job: Job) -> Path:
         return self.path / "runs" / f"{job.name}.json"
 
+    def _export(self, job: Job, history: History) -> None:
+        from cyber0.simulation.export import renamed
+
+        (self.path / "exports").mkdir(exist_ok=True)
+        write_export(self.path / "exports" / f"{job.name}.cyber0", renamed(history, self._model(job)))
+
+    def _config(self, job: Job) -> dict[str, Any]:
+        return {**job.config.model_dump(mode="json", exclude=ELSEWHERE), "model": self._model(job)}
+
+    def _model(self, job: Job) -> str | None:
+        """What the recipe calls the model, which may lie in a folder of this machine."""
+        model = job.config.model
+        if model is None or not Path(model).is_absolute():
+            return model
+        return str(self.recipe.base.get("model", Path(model).name))
+
+    def _anywhere(self, line: dict[str, Any], job: Job) -> dict[str, Any]:
+        """A line that says where its data come from, but not in which folders of this machine."""
+        if "data" not in line:
+            return line
+        data, model = job.config.data, job.config.model
+        told = line["data"].replace(data, "DIR") if data else line["data"]
+        return {**line, "data": told.replace(model, self._model(job)) if model else told}
+
     def _claim(self) -> None:
         """Make the folder this study's, or see that it is; a study may go on with more seeds than it began with."""
         kept = self.path / "study.toml"
@@ -126,14 +155,5 @@ class StudyFolder:
         return {**lines[-1], **{key: sum(line[key] for line in lines) for key in ("runs", "seconds")}}
 
 
-def _config(job: Job) -> dict[str, Any]:
-    return job.config.model_dump(mode="json", exclude=ELSEWHERE)
-
-
 def _measured(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key not in ("data", "data_sha256", "model")}
-
-
-def _anywhere(line: dict[str, Any], data: str | None) -> dict[str, Any]:
-    """A line that says where its data come from, but not in which folder of this machine."""
-    return {**line, "data": line["data"].replace(data, "DIR")} if data and "data" in line else line

@@ -99,6 +99,7 @@ class Recipe(BaseModel):
     title: str = "A study"
     note: str = Field("", description="What a reader should know: the choices made, and why.")
     seeds: int = Field(5, ge=1, description="How many seeds, from 0 on.")
+    keep: bool = Field(False, description="Whether each run is kept as a file that rebuilds its model.")
     base: dict[str, Any] = {}
     axes: dict[str, list[Any] | dict[str, Any]]
     exclude: list[Pattern] = []

@@ -11,6 +11,7 @@ from typing import Any
 from cyber0.config import RunConfig
 from cyber0.errors import Cyber0Error
 from cyber0.extras import require
+from cyber0.protocol.ledger import History
 from cyber0.study.recipe import Labels
 from cyber0.threads import cores
 
@@ -43,7 +44,7 @@ Batch = list[Job]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run: its evaluations, then its summary; or an error.
+    """What became of a run: its evaluations, then its summary, and the run itself, unless it is FedAvg's; or an error.
 
     >>> Outcome(Job({"rule": "krum"}, RunConfig()), [], "out of memory").error
     'out of memory'
@@ -52,6 +53,7 @@ class Outcome:
     job: Job
     lines: list[dict[str, Any]]
     error: str | None = None
+    history: History | None = None
 
 
 def batches(jobs: Sequence[Job], workers: int = 1) -> list[Batch]:
@@ -110,12 +112,12 @@ def play(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
 
 
 def _together(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
-    from cyber0.simulation.run import run_together
+    from cyber0.simulation.export import recorded
 
     config = batch[0].config
     task = _task(config.task, config.data, config.source, config.model)
-    found = run_together([job.config for job in batch], watch, task)
-    return [Outcome(job, lines) for job, lines in zip(batch, found, strict=True)]
+    found = recorded([job.config for job in batch], watch, task)
+    return [Outcome(job, lines, history=history) for job, (lines, history) in zip(batch, found, strict=True)]
 
 
 @lru_cache(maxsize=1)  # a process plays many batches on the same data

@@ -12,6 +12,7 @@ import torch
 from cyber0.errors import InvalidModel, UnknownName
 from cyber0.extras import require
 from cyber0.tasks.text import memory
+from cyber0.tasks.text.hub import reached
 from cyber0.tasks.text.prompts import Kind
 
 __all__ = ["Checkpoint", "find"]
@@ -28,7 +29,16 @@ POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A model that has been found, but not loaded yet: its configuration, its tokenizer, the kind of head it has."""
+    """A model that has been found, but not loaded yet: its configuration, its tokenizer, the kind of head it has.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import tiny
+    >>> checkpoint = find(str(tiny.model(tempfile.mkdtemp(), "roberta")))
+    >>> checkpoint.kind, checkpoint.length
+    ('masked', 60)
+    >>> type(checkpoint.load()).__name__
+    'RobertaForMaskedLM'
+    """
 
     name: str
     config: Any
@@ -49,7 +59,7 @@ class Checkpoint:
         memory.check(self.parameters(), copies=1)
         options: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
         random: Any = torch.random
-        with quiet(), _said(self.name), random.fork_rng(devices=[]):
+        with quiet(), _said(self.name), reached(self.name), random.fork_rng(devices=[]):
             model, told = automatic.from_pretrained(self.name, **options)
         _check_head(model, self, {key for key in told["missing_keys"] if "pooler." not in key})
         return model.eval()
@@ -78,7 +88,8 @@ class Checkpoint:
             path = Path(self.name) / file
         else:
             quietly = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors")}
-            path = Path(require("transformers.utils", extra="text").cached_file(self.name, file, **quietly) or "")
+            with reached(self.name):
+                path = Path(require("transformers.utils", extra="text").cached_file(self.name, file, **quietly) or "")
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
@@ -101,9 +112,13 @@ def find(name: str, head: str = "auto") -> Checkpoint:
         _check_folder(Path(name))
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # not how the hub names models
         raise InvalidModel(f"there is no folder {name}: --model takes a folder, or an id of the hub like roberta-large")
-    with quiet(), _said(name):
+    with quiet(), _said(name), reached(name):
         config = transformers.AutoConfig.from_pretrained(name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    if not tokenizer("a", add_special_tokens=False).input_ids:  # so transformers does without its files
+        raise InvalidModel(
+            f"{name} has no tokenizer: put its tokenizer.json and tokenizer_config.json beside the model"
+        )
     return Checkpoint(name, config, tokenizer, _kind(config, name) if head == "auto" else head)  # type: ignore[arg-type]
 
 
@@ -147,22 +162,37 @@ def _check_head(model: Any, checkpoint: Checkpoint, missing: set[str]) -> None:
 @contextmanager
 def _said(name: str) -> Generator[None]:
     """Turn what transformers raises into a sentence."""
+    safetensors = require("safetensors", extra="train")
     try:
         yield
-    except OSError as error:
-        first = str(error).strip().splitlines()[0]
+    except InvalidModel:
+        raise
+    except safetensors.SafetensorError as error:
         raise InvalidModel(
-            f"model = {name!r} is no folder here, and cannot be had from the hub with safetensors ({first}): "
+            f"the safetensors of {name} are damaged or not whole ({error}): fetch them again; a file that git left of "
+            "large ones (a pointer of some hundred bytes) is fetched by git lfs pull"
+        ) from error
+    except OSError as error:
+        where = "cannot be used" if Path(name).is_dir() else "is no folder here, and cannot be had from the hub"
+        raise InvalidModel(
+            f"model = {name!r} {where} ({_first(error)}): "
             "name a folder with config.json, tokenizer files and model.safetensors"
         ) from error
+    except json.JSONDecodeError as error:
+        raise InvalidModel(f"a JSON file of {name} is damaged ({error}): fetch the model again") from error
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
-        if isinstance(error, InvalidModel):
-            raise
-        first = str(error).strip().splitlines()[0]
         raise InvalidModel(
-            f"model = {name!r} is of an architecture that this transformers cannot use so ({first[:200]}): "
+            f"model = {name!r} cannot be used so by this transformers ({_first(error)}): "
             "upgrade transformers, choose another head, or another model"
         ) from error
+
+
+def _first(error: Exception) -> str:
+    """The first sentence of an error of others; of sizes that do not fit, what it means."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if "ignore_mismatched_sizes" in text:
+        return "its weights have other shapes than its config.json says"
+    return text.split(". ")[0][:200].rstrip(".")
 
 
 @contextmanager
@@ -172,13 +202,15 @@ def quiet() -> Generator[None]:
     >>> with quiet():
     ...     pass
     """
-    logging = require("transformers.utils.logging", extra="text")
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging, hub = (require(f"{name}.utils.logging", extra="text") for name in ("transformers", "huggingface_hub"))
+    before, bars, hubs = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
     logging.set_verbosity_error()
+    hub.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
+        hub.set_verbosity(hubs)
         if bars:
             logging.enable_progress_bar()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from cyber0.errors import InvalidEstimate
 from cyber0.tasks.text.heads import Head, restrict
 from cyber0.tasks.text.tokens import PAD, lengths, trimmed
 
@@ -23,7 +22,7 @@ class Classifier(nn.Module):
     """Prompts [batch, length], padded with PAD, to the scores of their classes [batch, classes].
 
     `whole` is the transformers model; `base` its part without a head, `top` the head, where the two can be called one
-    after the other with the same outcome (else None); `head` says where logits are taken.
+    after the other with the same outcome (else None); `label_head` says where logits are taken.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
@@ -41,7 +40,7 @@ class Classifier(nn.Module):
 
     def __init__(self, whole: Any, head: Head, classifier: nn.Linear | None = None) -> None:
         super().__init__()
-        self.head = head
+        self.label_head = head
         whole.eval()
         if head.kind != "pooled":
             restrict(whole, head.label_ids)
@@ -60,7 +59,7 @@ class Classifier(nn.Module):
     @property
     def base(self) -> Any:
         """The model without its head."""
-        return self.whole if self.head.kind == "pooled" else self.whole.base_model
+        return self.whole if self.label_head.kind == "pooled" else self.whole.base_model
 
     @property
     def top(self) -> Any:
@@ -70,7 +69,7 @@ class Classifier(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """The scores of any number of prompts, in parts that fit into memory."""
         sizes = lengths(tokens)
-        longest = _longest(sizes)
+        longest = int(sizes.max())
         if len(tokens) * longest <= AT_ONCE:
             return self.scores(trimmed(tokens))
         order = sizes.argsort(stable=True)
@@ -80,29 +79,33 @@ class Classifier(nn.Module):
 
     def scores(self, tokens: Tensor) -> Tensor:
         """The scores of one batch, at the width it has: no shape here depends on its values."""
-        if self.head.kind != "pooled" and self.top_name is None:
-            return _taken(self.whole(**self.inputs(tokens)).logits, self.head.positions(tokens))
-        return self.read(self.base(**self.inputs(tokens)).last_hidden_state, tokens)
+        if self.label_head.kind != "pooled" and self.top_name is None:
+            return _taken(self.whole(**self.inputs(tokens)).logits, self.label_head.positions(tokens))
+        return self.read(self.base(**self.inputs(tokens)).last_hidden_state.float(), tokens)
+
+    def sizes(self, tokens: Tensor) -> Tensor:
+        """How many tokens each prompt has."""
+        return lengths(tokens)
 
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
         """What the transformers model is called with; PAD becomes a token it has, which attention leaves out."""
         pad = getattr(self.whole.config, "pad_token_id", None)
         ids = torch.where(tokens == PAD, 0 if pad is None or pad < 0 else pad, tokens).long()
         given: dict[str, Any] = {"input_ids": ids, "attention_mask": (tokens != PAD).long()}
-        return given | ({"use_cache": False} if self.head.kind == "causal" else {})
+        return given | ({"use_cache": False} if self.label_head.kind == "causal" else {})
 
     def read(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """The scores [batch, classes] of the last hidden states [batch, length, hidden] of `base`."""
-        if self.head.kind == "pooled":
-            return self.classifier(self.head.pool(hidden, tokens != PAD)) * self.head.scale
-        return self.top(_taken(hidden, self.head.positions(tokens)))
+        if self.label_head.kind == "pooled":
+            return self.classifier(self.label_head.pool(hidden, tokens != PAD)) * self.label_head.scale
+        return self.top(_taken(hidden, self.label_head.positions(tokens)))
 
     def _prove(self) -> None:
         """Keep the shorter way through the head only where it gives what the model's own way gives."""
         probe = torch.tensor([[3, 5, 4, 6], [4, 6, 5, PAD]])
         name = self.top_name
-        if self.head.mask_id is not None:
-            probe[:, 1] = self.head.mask_id
+        if self.label_head.mask_id is not None:
+            probe[:, 1] = self.label_head.mask_id
         with torch.no_grad():
             self.__dict__["top_name"] = None
             own = self.scores(probe)
@@ -117,15 +120,6 @@ class Classifier(nn.Module):
 def _taken(values: Tensor, positions: Tensor) -> Tensor:
     """One row of each sample's: [batch, length, width] -> [batch, width]."""
     return values[torch.arange(len(values), device=values.device), positions]
-
-
-def _longest(sizes: Tensor) -> int:
-    try:
-        return int(sizes.max())
-    except RuntimeError as error:  # a tensor of many models' batches has no one value
-        raise InvalidEstimate(
-            "a language model cannot be run as many models in one batch of torch.func: use engine = 'sequential'"
-        ) from error
 
 
 def _top_name(whole: Any) -> str | None:

@@ -61,12 +61,12 @@ def export(classifier: Classifier, folder: Path | str) -> Path:
     folder, safetensors = Path(folder), require("safetensors.torch", extra="train")
     folder.mkdir(parents=True, exist_ok=True)
     classifier.whole.config.save_pretrained(folder)
-    checkpoint.find(classifier.whole.name_or_path, classifier.head.kind).tokenizer.save_pretrained(folder)
+    checkpoint.find(classifier.whole.name_or_path, classifier.label_head.kind).tokenizer.save_pretrained(folder)
     safetensors.save_file(_once(classifier), folder / "model.safetensors", metadata={"format": "pt"})
-    if classifier.head.kind == "pooled":
+    if classifier.label_head.kind == "pooled":
         layer = {name: tensor.detach().contiguous() for name, tensor in classifier.classifier.state_dict().items()}
         safetensors.save_file(layer, folder / "classifier.safetensors")
-        head = classifier.head
+        head = classifier.label_head
         how = {"pooling": head.pooling, "normalise": head.normalise, "scale": head.scale}
         (folder / "classifier.json").write_text(json.dumps(how), encoding="utf-8")
     return folder

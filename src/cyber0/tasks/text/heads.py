@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from cyber0.errors import InvalidModel
+from cyber0.layerwise.modules import Both, linear
 from cyber0.tasks.text.prompts import Kind
 from cyber0.tasks.text.tokens import lengths
 
@@ -76,6 +77,15 @@ class LabelRows(nn.Module):
         """Their logits: [..., classes]."""
         bias: Any = self.bias
         return nn.functional.linear(features, self.weight[self.ids], None if bias is None else bias[self.ids])
+
+    def both_signs(self, both: Both, features: Tensor) -> Tensor:
+        """The same in a walk: only these rows are perturbed."""
+        shape = 2, len(self.ids), self.weight.shape[1]
+        plus, minus = torch.empty(shape, dtype=features.dtype, device=features.device)
+        both.source.rows(self.weight, self.ids, plus, minus)
+        biases: Any = both.vector(self.bias, features.dtype)
+        chosen: Any = tuple(None if bias is None else bias[self.ids] for bias in biases)
+        return linear(both, features, (plus, minus), chosen)
 
 
 def restrict(model: Any, ids: tuple[int, ...]) -> None:

@@ -133,7 +133,10 @@ class Prompt(BaseModel):
 
 
 def _check(kind: str, template: str) -> None:
-    parsed = list(Formatter().parse(template))
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{kind!r}: {error}: {template!r}") from None
     if [name for _, name, _, _ in parsed].count(MASK) != (kind == "masked"):
         wanted = "must have {mask} once" if kind == "masked" else "has no {mask}"
         raise ValueError(f"{kind!r} {wanted}: {template!r}")
@@ -177,4 +180,6 @@ def load(name: str | Path) -> Prompt:
     if str(name) not in shipped and not str(name).endswith(".toml"):
         raise UnknownName("prompt", str(name), [*shipped, "(a file).toml"])
     path = shipped.get(str(name), Path(name))
+    if not path.is_file():
+        raise InvalidConfig(f"there is no prompt file {path}: name one beside the data, or by its whole path")
     return Prompt.of(load_toml(path), str(path))

@@ -1,4 +1,4 @@
-"""Rows of texts from files, JSON lines or tables, packed or not, or from a Hugging Face data set."""
+"""Rows of texts from files: JSON lines or tables, packed or not."""
 
 import csv
 import gzip
@@ -7,22 +7,21 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cyber0.errors import InvalidData, MissingExtra
+from cyber0.errors import InvalidData
 from cyber0.tasks.files import cache_directory
 from cyber0.tasks.text.prompts import Prompt
 
-__all__ = ["Rows", "few", "locate", "read", "split"]
+__all__ = ["Rows", "few", "gathered", "locate", "read", "split"]
 
-Row = dict[str, Any]
+Row = dict[Any, Any]
 DOMAIN = 0x53484F54  # "SHOT": other draws of the same seed are independent of these
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
@@ -54,7 +53,8 @@ def read(path: Path, prompt: Prompt, columns: Iterable[str]) -> Rows:
     Traceback (most recent call last):
     cyber0.errors.InvalidData: ...reviews.csv, line 3: the label '3' is not one of bad, good (also written 0, 1): ...
     """
-    return _rows(_lines(path), prompt, (prompt.data.label, *columns), str(path))
+    lines = ((f"{path}, line {number}", row) for number, row in _lines(path))
+    return gathered(lines, prompt, columns, str(path))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -65,12 +65,15 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         with _opened(path) as file:
             if kind in DELIMITERS:
-                table = csv.DictReader(file, delimiter=DELIMITERS[kind])
-                yield from ((table.line_num, row) for row in table)
+                yield from _table(file, DELIMITERS[kind])
             else:
                 yield from ((number, json.loads(line)) for number, line in enumerate(file, 1) if line.strip())
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidData(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidData(f"{path} is not written in UTF-8 ({error.reason}): save it so") from error
+    except json.JSONDecodeError as error:
+        raise InvalidData(f"{path} is damaged, or no JSON lines ({error}): write one object in each line") from error
     except (ValueError, csv.Error) as error:
         if isinstance(error, InvalidData):
             raise
@@ -78,30 +81,54 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _opened(path: Path) -> Any:
+    encoding = "utf-8-sig"  # spreadsheets begin a file with a mark
     if path.suffix == ".gz":
-        return TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return TextIOWrapper(gzip.open(path), encoding=encoding, newline="")
+    return path.open(encoding=encoding, newline="")
 
 
-def _rows(lines: Iterable[tuple[int, Any]], prompt: Prompt, columns: tuple[str, ...], where: str) -> Rows:
+def _table(file: Any, delimiter: str) -> Iterator[tuple[int, Any]]:
+    """The rows of a table; between semicolons, if its head is, as spreadsheets of many countries write it."""
+    head = next(file, "")
+    found = ";" if delimiter == "," and ";" in head and "," not in head else delimiter
+    table = csv.DictReader(chain([head], file), delimiter=found, skipinitialspace=True)
+    yield from ((table.line_num, row) for row in table)
+
+
+def gathered(rows: Iterable[tuple[str, Any]], prompt: Prompt, columns: Iterable[str], where: str) -> Rows:
+    """Rows from anywhere, each with the words that say where it stands.
+
+    >>> keys = {"words": {"bad": "no", "good": "yes"}, "prompts": {"pooled": "{text}"}}
+    >>> gathered([("row 1", {"label": "good", "text": "Fine."})], Prompt.of(keys), ["text"], "my desk").labels
+    array([1])
+    """
+    wanted = (prompt.data.label, *columns)
     texts: list[Row] = []
     labels: list[int] = []
-    for number, row in lines:
-        labels.append(_label(row, prompt, columns, f"{where}, line {number}"))
-        texts.append({column: row[column] for column in columns[1:]})
+    for place, row in rows:
+        known = _checked(row, wanted, place)
+        labels.append(_label(known[wanted[0]], prompt, place))
+        texts.append({column: known[column] for column in wanted[1:]})
     if not texts:
-        raise InvalidData(f"{where} holds no rows")
+        raise InvalidData(f"{where} holds no rows: there is nothing to train or to test on")
     return Rows(texts, np.array(labels))
 
 
-def _label(row: Any, prompt: Prompt, columns: tuple[str, ...], where: str) -> int:
+def _checked(row: Any, columns: tuple[str, ...], where: str) -> Row:
     if type(row) is not dict:
         raise InvalidData(f"{where}: a row is an object with the columns {', '.join(columns)}")
     known = cast("Row", row)
+    if None in known:  # so the csv module keeps what has no column
+        raise InvalidData(f"{where} has more fields than the head of the table: put texts with a comma in quotes")
     for column in columns:
-        if known.get(column) is None:
+        if column not in known:
             raise InvalidData(f"{where}: there is no column {column!r} among {', '.join(map(str, known))}")
-    label = known[columns[0]]
+        if known[column] is None:
+            raise InvalidData(f"{where}: the column {column!r} is empty: fill it, or take the row out")
+    return known
+
+
+def _label(label: Any, prompt: Prompt, where: str) -> int:
     found = prompt.class_of(label)
     if found is None:
         also = f" (also written {', '.join(prompt.labels)})" if prompt.labels else ""
@@ -140,28 +167,6 @@ def path_in(folder: Path, name: str, file: str) -> Path | None:
     """A file of a folder, or of the one of the data set's name in it, packed or not."""
     tried = (folder / part / f"{file}{packed}" for part in (name, "") for packed in ("", ".gz"))
     return next((path for path in tried if path.is_file()), None)
-
-
-def hub(dataset: str, prompt: Prompt, columns: Iterable[str]) -> tuple[Rows, Rows]:
-    """The rows `train` and `test` (or `validation`) of a Hugging Face data set, as `name` or `name:configuration`."""
-    if find_spec("datasets") is None:
-        raise MissingExtra("datasets is not installed: pip install datasets, or give the rows as a file")
-    name, _, configuration = dataset.partition(":")
-    found: Any = import_module("datasets").load_dataset(name, configuration or None)
-    wanted = prompt.data.label, *columns
-    test = next((part for part in ("test", "validation") if part in found), None)
-    if test is None or "train" not in found:
-        raise InvalidData(f"{dataset} has the parts {', '.join(found)}: train, and test or validation, are needed")
-    parts = (_rows(enumerate(_named(found[part], wanted[0]), 1), prompt, wanted, dataset) for part in ("train", test))
-    train, known = parts
-    return train, known
-
-
-def _named(part: Any, label: str) -> Iterator[Row]:
-    """Rows whose labels are written by name where the data set knows their names."""
-    names = getattr(part.features.get(label), "names", None)
-    for row in part:
-        yield {**row, label: names[row[label]]} if names else row
 
 
 def few(labels: NDArray[np.int64], shots: int, seed: int) -> NDArray[np.int64]:

@@ -5,17 +5,19 @@
 The options of each, in its name as in `sst2(shots=16, adapter='lora(rank=4)')`, are those of `Options`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cyber0 import names
+from cyber0.config import sentences
 from cyber0.errors import InvalidConfig, InvalidData, UnknownName
 from cyber0.tasks.dataset import Dataset
-from cyber0.tasks.text import prompts, rows
+from cyber0.tasks.text import hub, prompts, rows
 from cyber0.tasks.text.prompts import Kind, Prompt
 from cyber0.tasks.text.rows import Rows
 
@@ -29,29 +31,31 @@ __all__ = ["Options", "assemble", "snli", "sst2", "text_classification", "trec"]
 Folder = Path | str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(BaseModel):
     """What any task on texts can be told.
 
     shots: samples of each class to train on, all of a class that has fewer; None for all. seed: which ones. tests: test
     samples at most. head: masked, causal or pooled, by default as the model was trained. adapter: train that beside
     the model, e.g. 'lora(rank=8)'. length: tokens at most. prompt: a file of yours. pooling, normalise, scale: how a
-    pooled head reads hidden states, by default as the model's folder says.
+    pooled head reads hidden states, by default as the model's folder says. holdout: the share of rows to test on, by
+    seed, where there are no others to test on.
 
     >>> Options(shots=16).head
     'auto'
     """
 
-    shots: int | None = 512
-    seed: int = 0
-    tests: int | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    shots: int | None = Field(512, ge=1)
+    seed: int = Field(0, ge=0)
+    tests: int | None = Field(None, ge=1)
     head: str = "auto"
     adapter: str | None = None
-    length: int | None = None
+    length: int | None = Field(None, ge=4)
     prompt: str | None = None
     pooling: str | None = None
     normalise: bool | None = None
-    scale: float = 1.0
+    scale: float = Field(1.0, gt=0)
+    holdout: float = Field(0.2, gt=0, lt=1)
 
 
 def sst2(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> "Task":
@@ -105,13 +109,12 @@ def text_classification(
     train: str | None = None,
     test: str | None = None,
     dataset: str | None = None,
-    holdout: float = 0.2,
     **options: Any,
 ) -> "Task":
     """Any classification of texts: a prompt of yours, and rows from files or a Hugging Face data set.
 
-    Files are named here or in the prompt's [data], and looked for in the directory; without a test file, `holdout` of
-    the rows are kept to test on. `dataset` is `name` or `name:configuration` on the hub, and needs `datasets`.
+    Files are named here or in the prompt's [data], and looked for in the directory. `dataset` is `name` or
+    `name:configuration` on the hub, or a folder that `datasets` can read, and needs `datasets`.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import tiny
@@ -130,9 +133,11 @@ def text_classification(
     form = prompts.load(folder / prompt if (folder / prompt).exists() else prompt)
     form = form.model_copy(update={"data": form.data.model_copy(update=_given(train=train, test=test))})
     if dataset is not None:
-        parts = rows.hub(dataset, form, _columns(form))
+        dataset = str(folder / dataset) if (folder / dataset).is_dir() else dataset
+        train_rows, test_rows = hub.read(dataset, form, _columns(form))
     else:
-        parts = _files(folder, form, holdout, known.seed)
+        train_rows, test_rows = _files(folder, form)
+    parts = (train_rows, test_rows) if test_rows else rows.split(train_rows, known.holdout, known.seed)
     return assemble("text-classification", form, *parts, str(model), known, dataset or str(folder))
 
 
@@ -140,11 +145,11 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _files(folder: Path, prompt: Prompt, holdout: float, seed: int) -> tuple[Rows, Rows]:
+def _files(folder: Path, prompt: Prompt) -> tuple[Rows, Rows | None]:
     if prompt.data.train is None:
         raise InvalidConfig("there is no file to train on: name it as train = '...' in [data] of the prompt")
-    train, test = (file and _file(folder, file, prompt) for file in (prompt.data.train, prompt.data.test))
-    return (train, test) if test else rows.split(train, holdout, seed)  # type: ignore[return-value,arg-type]
+    train = _file(folder, prompt.data.train, prompt)
+    return train, None if prompt.data.test is None else _file(folder, prompt.data.test, prompt)
 
 
 def _file(folder: Path, file: str, prompt: Prompt) -> Rows:
@@ -158,7 +163,10 @@ def _options(name: str, model: str | None, given: dict[str, Any]) -> Options:
     names.check_options(given, Options, name)
     if model is None:
         raise InvalidConfig(f"the task {name!r} needs a language model: name one by --model, a hub id or a folder")
-    return Options(**given)
+    try:
+        return Options(**given)
+    except ValidationError as error:
+        raise InvalidConfig(f"{name}: {sentences(error)}") from None
 
 
 def _columns(prompt: Prompt) -> tuple[str, ...]:
@@ -203,8 +211,6 @@ def _head(found: "Checkpoint", prompt: Prompt, options: Options) -> "Head":
 
 
 def _sample(count: int, most: int, seed: int) -> NDArray[np.int64]:
-    if most < 1:
-        raise InvalidData(f"tests = {most}: at least one test sample is needed")
     return np.sort(np.random.default_rng((seed, rows.DOMAIN, 2)).permutation(count)[:most])
 
 

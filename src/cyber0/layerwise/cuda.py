@@ -1,0 +1,190 @@
+"""The source for a CUDA device with Triton: matrices a few at a time, all vectors at once.
+
+Which matrices a walk asks for, and in which order, is learned from a first one; later ones make as many at a time as
+three of the largest hold, since a launch for each would leave the device half empty. (Making them ahead, on a stream
+beside the model's, was tried: the generator takes from matrix products more than it gains.)
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cyber0.directions.kernels import table as table_of
+from cyber0.directions.tensors import Tensors, descend_all, gather, pair_all
+from cyber0.errors import InvalidEstimate
+from cyber0.layerwise import kernels
+from cyber0.layerwise.source import Aim, Layout, Pair
+
+__all__ = ["Cuda"]
+
+Tensor = torch.Tensor
+Wish = tuple[int, torch.dtype]  # a parameter by id, and the type it is wanted in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Matrices that are made together; `fresh` ones are asked for by a walk for the first time."""
+
+    tensors: Tensors
+    dtype: torch.dtype
+    fresh: bool
+
+
+class Cuda:
+    """A `Source` whose launches can be captured: `begin` comes first in every walk.
+
+    Where the aim has a commit that is due, the walk applies it: matrices are written as they are read, and all else
+    in the beginning.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.device = layout, layout.parameters.device
+        self.bits, self.due = False, False
+        self.table = torch.zeros(8, dtype=torch.int32, device=self.device)
+        self._tables: dict[int, Tensor] = {}
+        flats = [(flat, entry.start) for entry, flat in layout.vectors]
+        self._tensors = Tensors(flats) if flats else None
+        offsets = [] if self._tensors is None else self._tensors.offsets
+        self._offsets = {entry.name: offset for (entry, _), offset in zip(layout.vectors, offsets, strict=True)}
+        room = 0 if self._tensors is None else self._tensors.room
+        self._vectors = torch.empty(2, room, device=self.device)
+        self._low = torch.empty(2, room, dtype=torch.bfloat16, device=self.device)
+        self._wishes: list[Wish] = []
+        self._groups: list[tuple[_Group, int]] = []  # for each wish, its group, and its place there
+        self._others: list[Tensors] = []
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._asked = 0
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What a captured walk cannot change."""
+        return self.table.numel(), self.bits, self.due
+
+    def aim(self, aim: Aim) -> None:
+        """Write the directions to where kernels, captured ones too, read them."""
+        packed = aim.rows
+        self.bits, self.due = bool(packed["bits"][0]), aim.due is not None
+        if len(packed) not in self._tables:
+            self._tables[len(packed)] = torch.zeros(8 * len(packed), dtype=torch.int32, device=self.device)
+        self.table = self._tables[len(packed)]
+        self.table.copy_(table_of(packed, "cpu"), non_blocking=True)
+
+    @contextmanager
+    def rehearsal(self) -> Generator[Iterator[None]]:
+        """The walks to make before one is captured; they leave the masters as they are.
+
+        The first of all shows what is asked for. Another applies what is due times zero, which changes no bit.
+        """
+        table, due = self.table, self.due
+
+        def passes() -> Iterator[None]:
+            if not self._groups:
+                self._wishes, self.table, self.due = [], table[:8] if due else table, False
+                yield
+                self._plan()
+            self.table, self.due = table.clone(), due
+            if due:
+                self.table[15::8] = 0  # the coefficients
+            yield
+
+        try:
+            yield passes()
+        finally:
+            self.table, self.due = table, due
+
+    def begin(self) -> None:
+        """Apply what is due to all but matrices, and prepare all vectors."""
+        self._asked = 0
+        if not self._groups:
+            self._wishes = []
+        if self.due:
+            descend_all(self._others, self.table[8:], bits=self.bits)
+        if self._tensors is not None:
+            drift = self.table[:8] if self.due else self.table
+            pair_all(self._tensors, drift, self._vectors[0], self._vectors[1], bits=self.bits)
+            self._low.copy_(self._vectors)
+
+    def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        """Made together with those that come next."""
+        if not self.layout.trains(parameter):
+            still = self.layout.frozen(parameter, dtype)
+            return still, still
+        wish, number, self._asked = (id(parameter), dtype), self._asked, self._asked + 1
+        if not self._groups:
+            self._wishes.append(wish)
+            group, place = self._group([wish], fresh=False), 0
+        elif self._wishes[number : number + 1] == [wish]:
+            group, place = self._groups[number]
+        else:
+            raise InvalidEstimate("the model asks for its matrices in another order than before")
+        if place == 0:
+            self._make(group)
+        entry, _ = self.layout.place(parameter)
+        first, room = group.tensors.offsets[place], group.tensors.room
+        both = self._scratch[dtype][: 2 * room].view(2, room)[:, first : first + entry.size]
+        return both[0].view(entry.shape), both[1].view(entry.shape)
+
+    def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        """A part of what `begin` prepared."""
+        if not self.layout.trains(parameter):
+            still = self.layout.frozen(parameter, dtype)
+            return still, still
+        entry, _ = self.layout.place(parameter)
+        first = self._offsets[entry.name]
+        both = (self._low if dtype == torch.bfloat16 else self._vectors)[:, first : first + entry.size]
+        return both[0].view(entry.shape), both[1].view(entry.shape)
+
+    def rows(self, parameter: Tensor, ids: Tensor, plus: Tensor, minus: Tensor) -> None:
+        """One program for some coordinates of a row."""
+        if not self.layout.trains(parameter):
+            plus.copy_(parameter.detach()[ids])
+            minus.copy_(plus)
+            return
+        entry, flat = self.layout.place(parameter)
+        table = self.table[:8] if self.due else self.table
+        kernels.rows(flat.view(entry.shape), ids.contiguous(), table, entry.start, plus, minus, bits=self.bits)
+
+    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
+        """One kernel for both halves."""
+        return kernels.norm(x, weight, bias, eps, centred=centred)
+
+    def _make(self, group: _Group) -> None:
+        needed = 2 * group.tensors.room
+        if group.dtype not in self._scratch or self._scratch[group.dtype].numel() < needed:
+            self._scratch[group.dtype] = torch.empty(needed, dtype=group.dtype, device=self.device)
+        plus, minus = self._scratch[group.dtype][:needed].view(2, -1)
+        write = self.due and group.fresh
+        table = self.table[:8] if self.due and not write else self.table
+        pair_all(group.tensors, table, plus, minus, bits=self.bits, write=write)
+
+    def _plan(self) -> None:
+        """Put neighbours of one kind into groups, and take note of what is not asked for as a matrix."""
+        most = 3 * max((self._size(wish) for wish in self._wishes), default=1)
+        groups: list[list[Wish]] = []
+        seen: set[int] = set()
+        kinds: list[tuple[Any, ...]] = []
+        for wish in self._wishes:
+            kind = wish[1], self.layout.places[wish[0]][1].dtype, wish[0] not in seen
+            fits = bool(groups) and sum(map(self._size, groups[-1])) + self._size(wish) <= most
+            if fits and kind == kinds[-1]:
+                groups[-1].append(wish)
+            else:
+                groups.append([wish])
+                kinds.append(kind)
+            seen.add(wish[0])
+        made = [self._group(wishes, fresh=kind[2]) for wishes, kind in zip(groups, kinds, strict=True)]
+        self._groups = [(group, place) for group in made for place in range(len(group.tensors.offsets))]
+        others = [(flat, entry.start) for number, (entry, flat) in self.layout.places.items() if number not in seen]
+        self._others = gather(others) if others else []
+        for group in made:  # memory for all of them, before any is captured
+            self._make(group)
+
+    def _group(self, wishes: list[Wish], *, fresh: bool) -> _Group:
+        places = [self.layout.places[number] for number, _ in wishes]
+        return _Group(Tensors([(flat, entry.start) for entry, flat in places]), wishes[0][1], fresh)
+
+    def _size(self, wish: Wish) -> int:
+        return self.layout.places[wish[0]][0].size

@@ -1,0 +1,82 @@
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+"""What a walk runs on a CUDA device besides the model's own kernels: both signs of rows, and of a norm.
+
+The first direction of the table is the one to perturb along, the others are the drift; both are read from device
+memory, so that one captured graph serves every round.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from cyber0.directions.kernels import _number, _z
+from cyber0.directions.tensors import descended, load, store
+
+__all__ = ["norm", "rows"]
+
+ROW_TILE = 256
+
+
+@triton.jit
+def _rows(
+    weights, ids, plus, minus, table, count, start, width,
+    BITS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    token, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(ids + token).to(tl.int64) * width
+    tile = (start + row) // TILE + chunk
+    base = tile * TILE - (start + row)
+    w = load(weights + row, base, width, TILE)
+    if count > 0:
+        w = descended(w, table + 8, count, tile, BITS, TILE)
+    step = _z(table, tile, BITS, TILE) * _number(table, 7)
+    store(plus + token * width, (w + step).to(plus.dtype.element_ty), base, width, TILE)
+    store(minus + token * width, (w - step).to(minus.dtype.element_ty), base, width, TILE)
+
+
+def rows(weights: Any, ids: Any, table: Any, start: int, plus: Any, minus: Any, *, bits: bool) -> None:
+    """Both signs of the rows `ids` of a matrix [rows, width] whose first coordinate is `start`, contiguous outputs."""
+    width = weights.shape[1]
+    chunks = -(-width // ROW_TILE) + (1 if (start % ROW_TILE or width % ROW_TILE) else 0)
+    _rows[(ids.numel(), chunks)](
+        *(weights, ids, plus, minus, table, table.numel() // 8 - 1, start, width),
+        BITS=bits, TILE=ROW_TILE, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@triton.jit
+def _norm(
+    x, out, weight_plus, weight_minus, bias_plus, bias_minus, half, width, eps,
+    CENTRED: tl.constexpr, BIASED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, WIDTH)
+    inside = lane < width
+    values = tl.load(x + row * width + lane, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        values = tl.where(inside, values - tl.sum(values) / width, 0.0)
+    values = values * tl.rsqrt(tl.sum(values * values) / width + eps)
+    if row < half:
+        values = values * tl.load(weight_plus + lane, mask=inside)
+        if BIASED:
+            values += tl.load(bias_plus + lane, mask=inside)
+    else:
+        values = values * tl.load(weight_minus + lane, mask=inside)
+        if BIASED:
+            values += tl.load(bias_minus + lane, mask=inside)
+    tl.store(out + row * width + lane, values.to(out.dtype.element_ty), mask=inside)
+
+
+def norm(x: Any, weight: Any, bias: Any, eps: float, *, centred: bool) -> Any:
+    """The norm over the last dimension of both halves of x, each with its own weight and bias (pairs, float32)."""
+    x = x.contiguous()
+    out, width = torch.empty_like(x), x.shape[-1]
+    total = x.numel() // width
+    warps = min(8, max(1, triton.next_power_of_2(width) // 256))
+    _norm[(total,)](
+        *(x, out, *weight, *(weight if bias is None else bias), total // 2, width, eps),
+        CENTRED=centred, BIASED=bias is not None, WIDTH=triton.next_power_of_2(width), num_warps=warps,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,132 @@
+"""How a client measures: an ordinary model by `estimate`, a language model by a walk."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cyber0.directions import Backend, DirectionKey, Family
+from cyber0.errors import InvalidConfig, InvalidEstimate, NonFiniteLoss
+from cyber0.estimate import Losses, estimate
+from cyber0.layerwise.walk import Walk
+from cyber0.parameters import Parameters, to_bf16
+
+__all__ = ["Measure", "Precision", "Walking", "is_walked", "measure_of", "prepared"]
+
+Precision = Literal["float32", "mixed", "bf16"]
+"""float32: masters and arithmetic; mixed: float32 masters, bf16 arithmetic; bf16: both, rounded by the stream."""
+
+
+class Measure(Protocol):
+    """What a client calls: `cyber0.estimate.estimate`, or what gives the same numbers to rounding."""
+
+    def __call__(
+        self,
+        parameters: Parameters,
+        losses: Losses,
+        batch: Any,
+        keys: Sequence[DirectionKey],
+        *,
+        mu: float,
+        family: Family,
+        backend: str | Backend | None = None,
+    ) -> NDArray[np.float32]:
+        """The vote of a client: one scalar for each key."""
+        ...
+
+
+class Walking:
+    """`estimate` by walks: one for each model, kept, with what it has captured.
+
+    >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
+    >>> task = mnist_mlp(source="embedded", hidden=4)
+    >>> parameters = Parameters.of(task.build(0))
+    >>> batch = torch.rand(5, 784), torch.zeros(5, dtype=torch.int64)
+    >>> aim = {"keys": [DirectionKey(seed=1, round=0)], "mu": 1e-3, "family": "sphere"}
+    >>> walked = Walking()(parameters, cross_entropy, batch, **aim)
+    >>> np.allclose(walked, estimate(parameters, cross_entropy, batch, **aim), rtol=1e-3, atol=1e-2)
+    True
+    """
+
+    def __init__(self, arithmetic: torch.dtype = torch.float32) -> None:
+        self.arithmetic = arithmetic
+        self._walks: dict[int, Walk] = {}
+
+    def walk(self, parameters: Parameters, losses: Losses, backend: str | Backend | None = None) -> Walk:
+        """The walk of a model."""
+        known = self._walks.get(id(parameters))
+        if known is None or known.parameters is not parameters:
+            known = self._walks[id(parameters)] = Walk(parameters, losses, self.arithmetic, backend)
+        return known
+
+    def __call__(
+        self,
+        parameters: Parameters,
+        losses: Losses,
+        batch: Any,
+        keys: Sequence[DirectionKey],
+        *,
+        mu: float,
+        family: Family,
+        backend: str | Backend | None = None,
+    ) -> NDArray[np.float32]:
+        """The vote of a client, as `estimate` gives it."""
+        if mu == 0 or len(keys) == 0:
+            return estimate(parameters, losses, batch, keys, mu=mu, family=family, backend=backend)
+        walk = self.walk(parameters, losses, backend)
+        samples = walk.batch(batch[0][None], batch[1][None])
+        values = torch.cat([walk.along(samples, key, mu, family) for key in keys]).cpu().numpy()
+        if not np.isfinite(values).all():
+            index = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise NonFiniteLoss(
+                f"the loss along direction {index} is not finite: check the data, or lower the learning rate"
+            )
+        scale = parameters.size if family == "sphere" else 1
+        return (values * (scale / len(keys))).astype(np.float32)
+
+
+def is_walked(module: Any) -> bool:
+    """Whether a model is measured layer by layer: one that says how to score, as language models do.
+
+    >>> is_walked(torch.nn.Linear(3, 2))
+    False
+    """
+    return hasattr(module, "scores")
+
+
+def measure_of(module: Any, precision: Precision = "float32") -> Measure:
+    """How clients measure a model.
+
+    >>> measure_of(torch.nn.Linear(3, 2)) is estimate
+    True
+    """
+    return Walking(arithmetic_of(precision)) if is_walked(module) else estimate
+
+
+def arithmetic_of(precision: Precision) -> torch.dtype:
+    """The type of activations.
+
+    >>> arithmetic_of("mixed")
+    torch.bfloat16
+    """
+    return torch.float32 if precision == "float32" else torch.bfloat16
+
+
+def prepared(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
+    """The module with its masters in the type that a precision asks for.
+
+    >>> prepared(torch.nn.Linear(3, 2), "bf16")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: precision = 'bf16' is for language models: Linear is trained in float32
+    """
+    if precision not in get_args(Precision):
+        raise InvalidConfig(f"precision = {precision!r}: use one of {', '.join(get_args(Precision))}")
+    if precision != "float32" and not is_walked(module):
+        raise InvalidConfig(
+            f"precision = {precision!r} is for language models: {type(module).__name__} is trained in float32"
+        )
+    if precision != "float32" and mu == 0:
+        raise InvalidEstimate(f"mu = 0, the exact derivative, needs precision = 'float32', not {precision!r}")
+    return to_bf16(module) if precision == "bf16" else module

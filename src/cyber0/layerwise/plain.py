@@ -1,0 +1,57 @@
+"""The plain way: two whole copies of the model, for modules that a walk does not know."""
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
+
+if TYPE_CHECKING:
+    from cyber0.layerwise.walk import Walk
+
+__all__ = ["in_arithmetic", "run"]
+
+Tensor = torch.Tensor
+
+
+def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
+    """The losses [2, samples] at w + mu z and at w - mu z.
+
+    >>> from cyber0.directions import DirectionKey
+    >>> from cyber0.layerwise import Walk
+    >>> from cyber0.layerwise.source import aimed
+    >>> from cyber0.parameters import Parameters
+    >>> parameters = Parameters.of(torch.nn.Linear(3, 1))
+    >>> walk = Walk(parameters, lambda model, batch: model(batch[0]).squeeze(1))
+    >>> walk.source.aim(aimed(parameters, DirectionKey(seed=1, round=0), mu=1e-3))
+    >>> run(walk, torch.ones(5, 3), torch.zeros(5)).shape
+    torch.Size([2, 5])
+    """
+    walk.source.begin()
+    copies: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+    for name, tensor in walk.parameters.tensors.items():
+        source = walk.source.matrix if tensor.ndim > 1 else walk.source.vector
+        for copy, perturbed in zip(copies, source(tensor, torch.float32), strict=True):
+            copy[name] = perturbed.clone()
+    for name, tensor in walk.module.named_parameters():
+        if not walk.layout.trains(tensor):
+            copies[0][name] = copies[1][name] = walk.layout.frozen(tensor, torch.float32)
+
+    def losses(weights: dict[str, Tensor]) -> Tensor:
+        def model(x: Tensor) -> Tensor:
+            return functional_call(walk.module, weights, (x,)).float()
+
+        return walk.losses(model, (inputs, labels))
+
+    with in_arithmetic(walk.device, walk.arithmetic):
+        return torch.stack([losses(weights).float() for weights in copies])
+
+
+def in_arithmetic(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Matrix products in another type than float32, if one is asked for.
+
+    >>> with in_arithmetic(torch.device("cpu"), torch.bfloat16):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.bfloat16
+    """
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)

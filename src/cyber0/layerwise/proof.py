@@ -1,0 +1,84 @@
+"""What a model must show before it is walked: that a walk over it gives what the model itself gives.
+
+The batch is tried in two sizes, so that no other dimension can pass for it, and every trained weight must be asked
+for. A model small enough is compared, perturbed, with two whole copies; a large one, unperturbed, with itself.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cyber0.directions import DirectionKey
+from cyber0.errors import InvalidEstimate
+from cyber0.layerwise import plain
+from cyber0.layerwise.source import Aim, Pair, Source, aimed
+
+if TYPE_CHECKING:
+    from cyber0.layerwise.walk import Part, Walk
+
+__all__ = ["prove"]
+
+Tensor = torch.Tensor
+SMALL = 2**26  # parameters of which two more copies are no burden
+SAMPLES = (3, 5)
+
+
+def prove(walk: "Walk", part: "Part") -> None:
+    """Raise InvalidEstimate where a walk in float32 over some of these samples is not what the model gives.
+
+    >>> from cyber0.layerwise.walk import Walk
+    >>> from cyber0.parameters import Parameters
+    >>> from cyber0.tasks.task import cross_entropy
+    >>> walk = Walk(Parameters.of(torch.nn.Linear(3, 2)), cross_entropy)
+    >>> prove(walk, walk.batch(torch.rand(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64)).parts[0])
+    """
+    small = walk.parameters.size <= SMALL
+    aim = aimed(walk.parameters, DirectionKey(0, 0), 1e-2 if small else 0.0, backend=walk.backend)
+    for samples in SAMPLES:
+        chosen = torch.arange(samples, device=walk.device) % len(part.labels)
+        inputs, labels = part.inputs[chosen], part.labels[chosen]
+        found = _walked(walk, aim, inputs, labels)
+        own = plain.run(walk, inputs, labels) if small else _own(walk, inputs, labels)
+        if not torch.allclose(found, own, rtol=1e-3, atol=1e-4 if small else 1e-3):
+            raise InvalidEstimate(f"its losses differ by up to {float((found - own).abs().max()):.2g}")
+
+
+def _walked(walk: "Walk", aim: Aim, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The losses of both signs, if all that is trained was asked for."""
+    source = walk.source
+    recorder = walk.source = _Recorder(source)
+    try:
+        source.aim(aim)
+        found = walk.run(inputs, labels, padded=True)
+    finally:
+        walk.source = source
+    for name, tensor in walk.parameters.tensors.items():
+        if id(tensor) not in recorder.asked:
+            raise InvalidEstimate(f"{name} is trained, but no module that can be walked asks for it")
+    return found
+
+
+def _own(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
+    low = any(flat.dtype != torch.float32 for _, flat in walk.parameters)
+    return walk.losses(walk.still if low else walk.scores, (inputs, labels)).expand(2, -1)
+
+
+class _Recorder:
+    """A source that takes note of what it is asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.asked: set[int] = set()
+        self.aim, self.begin, self.norm = source.aim, source.begin, source.norm
+
+    def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        self.asked.add(id(parameter))
+        return self.source.matrix(parameter, dtype)
+
+    def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        self.asked.add(id(parameter))
+        return self.source.vector(parameter, dtype)
+
+    def rows(self, parameter: Tensor, ids: Any, plus: Tensor, minus: Tensor) -> None:
+        self.asked.add(id(parameter))
+        self.source.rows(parameter, ids, plus, minus)

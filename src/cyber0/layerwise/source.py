@@ -1,0 +1,269 @@
+"""Where a walk gets its weights: both signs of one tensor at a time, the masters are only read.
+
+    w - (c z + c' z' + ...) + mu z*    and    w - (c z + c' z' + ...) - mu z*
+
+from one generation of each direction. The sum is a client's own drift from the global model; mostly there is none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from cyber0.commit import Commit
+from cyber0.directions import Backend, DirectionKey, Family
+from cyber0.directions.api import prepare
+from cyber0.directions.backend import Packed
+from cyber0.errors import InvalidEstimate
+from cyber0.parameters import Entry, Parameters
+
+__all__ = ["Aim", "Layout", "Portable", "Source", "Still", "aimed", "normed"]
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aim:
+    """Along which direction to perturb, and how far the model has drifted before: rows of a packed table.
+
+    `due` is a commit that the walk is to apply to the masters as it goes; there is no drift then.
+
+    >>> parameters, keys = Parameters.of(torch.nn.Linear(3, 2)), [DirectionKey(seed=1, round=t) for t in range(3)]
+    >>> aimed(parameters, keys[0], 1e-3, drift=(keys[1:], [0.1, 0.2])).rows["t"]
+    array([0, 1, 2], dtype=uint32)
+    """
+
+    backend: Backend
+    direction: Packed
+    drift: Packed | None = None
+    due: Packed | None = None
+
+    @property
+    def rows(self) -> Packed:
+        """The direction, then the drift's or the commit's."""
+        others = self.drift if self.due is None else self.due
+        return self.direction if others is None else np.concatenate([self.direction, others])
+
+
+def aimed(
+    parameters: Parameters,
+    key: DirectionKey,
+    mu: float,
+    family: Family = "gaussian",
+    drift: tuple[Sequence[DirectionKey], Any] | None = None,
+    backend: str | Backend | None = None,
+    due: Commit | None = None,
+) -> Aim:
+    """The aim along `key`, of a model that has descended along the keys of `drift` by its coefficients.
+
+    >>> model = torch.nn.Linear(3, 2)
+    >>> aimed(Parameters.of(model), DirectionKey(seed=1, round=0), 1e-3).rows.shape
+    (1,)
+    """
+    where = family, parameters.size, backend, parameters.device
+    chosen, direction = prepare([key], [mu], *where)
+    if due is not None:
+        return Aim(chosen, direction, due=prepare(due.keys, due.coefficients, *where)[1])
+    return Aim(chosen, direction, None if drift is None or len(drift[0]) == 0 else prepare(*drift, *where)[1])
+
+
+class Source(Protocol):
+    """What the modules of a walk ask for. A pair is good until the next of its kind is asked for."""
+
+    def aim(self, aim: Aim) -> None:
+        """Perturb along another direction from now on."""
+        ...
+
+    def begin(self) -> None:
+        """Prepare for a walk."""
+        ...
+
+    def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        """Both signs of a tensor of two or more dimensions; a frozen one twice."""
+        ...
+
+    def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        """Both signs of a one-dimensional tensor."""
+        ...
+
+    def rows(self, parameter: Tensor, ids: Tensor, plus: Tensor, minus: Tensor) -> None:
+        """Both signs of the rows `ids` of a matrix, into [*ids.shape, width]."""
+        ...
+
+    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
+        """Layer norm, or root-mean-square norm where not `centred`, of the two halves of x."""
+        ...
+
+
+class Layout:
+    """Which of a model's tensors are trained, and where in the flat vector they lie; frozen ones, cast once.
+
+    >>> model = torch.nn.Linear(3, 2)
+    >>> Layout(Parameters.of(model)).place(model.bias)[0].start
+    6
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        flats = {entry.name: (entry, flat) for entry, flat in parameters}
+        self.places: dict[int, tuple[Entry, Tensor]] = {
+            id(tensor): flats[name] for name, tensor in parameters.tensors.items()
+        }
+        self.vectors = [place for place in self.places.values() if len(place[0].shape) < 2]
+        self._frozen: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def trains(self, parameter: Tensor | None) -> bool:
+        """Whether a tensor is perturbed at all."""
+        return id(parameter) in self.places
+
+    def place(self, parameter: Tensor) -> tuple[Entry, Tensor]:
+        """Where a trained tensor lies, and its flat buffer."""
+        return self.places[id(parameter)]
+
+    def frozen(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """A tensor that nobody trains, in the type the arithmetic is done in."""
+        if parameter.dtype == dtype:
+            return parameter.detach()
+        kept = id(parameter), dtype
+        if kept not in self._frozen:
+            self._frozen[kept] = parameter.detach().to(dtype)
+        return self._frozen[kept]
+
+
+class Portable:
+    """A source for any device, made of the operations that every backend has.
+
+    >>> from cyber0.directions import sample
+    >>> model, key = torch.nn.Linear(3, 2, bias=False), DirectionKey(seed=1, round=0)
+    >>> source = Portable(Layout(Parameters.of(model)))
+    >>> source.aim(aimed(Parameters.of(model), key, mu=0.5))
+    >>> plus, minus = source.matrix(model.weight, torch.float32)
+    >>> torch.allclose(plus - minus, torch.as_tensor(sample(key, 6)).view(2, 3), atol=1e-6)
+    True
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._aim: Aim | None = None
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._local: Tensor | None = None
+        self._vectors: dict[tuple[int, torch.dtype], Pair] = {}
+
+    def aim(self, aim: Aim) -> None:
+        """Keep it; vectors are made when they are asked for."""
+        self._aim = aim
+        self._vectors.clear()
+
+    def begin(self) -> None:
+        """There is nothing to prepare."""
+
+    def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        if not self.layout.trains(parameter):
+            still = self.layout.frozen(parameter, dtype)
+            return still, still
+        entry, flat = self.layout.place(parameter)
+        plus, minus = self._room(entry.size, dtype)
+        self._pair(flat, entry.start, plus, minus)
+        return plus.view(entry.shape), minus.view(entry.shape)
+
+    def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        if not self.layout.trains(parameter):
+            still = self.layout.frozen(parameter, dtype)
+            return still, still
+        kept = id(parameter), dtype
+        if kept not in self._vectors:
+            entry, flat = self.layout.place(parameter)
+            plus, minus = torch.empty_like(flat), torch.empty_like(flat)
+            self._pair(flat, entry.start, plus, minus)
+            self._vectors[kept] = plus.view(entry.shape).to(dtype), minus.view(entry.shape).to(dtype)
+        return self._vectors[kept]
+
+    def rows(self, parameter: Tensor, ids: Tensor, plus: Tensor, minus: Tensor) -> None:
+        if not self.layout.trains(parameter):
+            plus.copy_(parameter.detach()[ids])
+            minus.copy_(plus)
+            return
+        entry, flat = self.layout.place(parameter)
+        width = entry.shape[-1]
+        tokens, inverse = _distinct(ids)
+        up, down = (torch.empty(len(tokens), width, device=flat.device) for _ in range(2))
+        for row, token in enumerate(tokens):
+            first = token * width
+            self._pair(flat[first : first + width], entry.start + first, up[row], down[row])
+        plus.copy_(up[inverse])
+        minus.copy_(down[inverse])
+
+    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
+        out = torch.empty_like(x)
+        half = len(x) // 2
+        for sign, part in enumerate((slice(None, half), slice(half, None))):
+            out[part] = normed(x[part], weight[sign], None if bias is None else bias[sign], eps, centred=centred)
+        return out
+
+    def _room(self, size: int, dtype: torch.dtype) -> Pair:
+        if dtype not in self._scratch or self._scratch[dtype].shape[1] < size:
+            self._scratch[dtype] = torch.empty(2, size, dtype=dtype, device=self.layout.parameters.device)
+        plus, minus = self._scratch[dtype]
+        return plus[:size], minus[:size]
+
+    def _pair(self, flat: Tensor, start: int, plus: Tensor, minus: Tensor) -> None:
+        aim = self._aim
+        if aim is None:
+            raise InvalidEstimate("a source has to be aimed before it gives weights")
+        if aim.drift is not None:
+            if self._local is None or len(self._local) < len(flat):
+                self._local = torch.empty(len(flat), device=flat.device)
+            local = self._local[: len(flat)]
+            aim.backend.descend(flat, aim.drift, start, local)
+            flat = local
+        aim.backend.move(flat, aim.direction, start, plus, minus)
+
+
+def _distinct(ids: Any) -> tuple[list[int], Tensor]:
+    unique, inverse = ids.unique(return_inverse=True)
+    return unique.tolist(), inverse
+
+
+class Still:
+    """A source of the weights as they are, in the type asked for.
+
+    >>> model = torch.nn.Linear(3, 2)
+    >>> torch.equal(Still().matrix(model.weight, torch.float32)[0], model.weight)
+    True
+    """
+
+    def aim(self, aim: Aim) -> None:
+        """There is nothing to perturb."""
+
+    def begin(self) -> None:
+        """There is nothing to prepare."""
+
+    def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        still = parameter.detach().to(dtype)
+        return still, still
+
+    vector = matrix
+
+    def rows(self, parameter: Tensor, ids: Tensor, plus: Tensor, minus: Tensor) -> None:
+        plus.copy_(parameter.detach()[ids])
+        minus.copy_(plus)
+
+    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
+        return normed(x, weight[0], None if bias is None else bias[0], eps, centred=centred)
+
+
+def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, centred: bool) -> Tensor:
+    """The norm over the last dimension, in float32, in the type of x.
+
+    >>> x = torch.tensor([[1.0, 2.0, 4.0]])
+    >>> torch.allclose(normed(x, torch.ones(3), None, 1e-5, centred=True), torch.nn.functional.layer_norm(x, (3,)))
+    True
+    """
+    values = x.float()
+    if centred:
+        return torch.nn.functional.layer_norm(values, weight.shape, weight, bias, eps).to(x.dtype)
+    scaled = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    return (weight * scaled).to(x.dtype)

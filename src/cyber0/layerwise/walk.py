@@ -1,0 +1,325 @@
+"""The walk: both signs of a model, layer by layer, over a batch of any number of clients.
+
+    walk = Walk(parameters, losses)
+    walk.slopes(x, y, key, mu)          # (F(w + mu z) - F(w - mu z)) / (2 mu) for each client
+
+Before a module runs, its weights in both signs are written to scratch; the batch holds every sample twice, and each
+half meets its own sign. Peak memory is that of inference and a few matrices; the masters are never written. On CUDA
+a walk is captured as a graph for each shape, and replayed with other directions.
+"""
+
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from cyber0.commit import Commit
+from cyber0.directions import Backend, DirectionKey, Family
+from cyber0.directions.select import find as find_backend
+from cyber0.errors import InvalidEstimate
+from cyber0.estimate import refuse_random
+from cyber0.layerwise import modules, plain
+from cyber0.layerwise.attention import fast
+from cyber0.layerwise.graphs import Graphs, is_out_of_memory
+from cyber0.layerwise.modules import Both, Handler
+from cyber0.layerwise.parts import cuts, rounded, upload
+from cyber0.layerwise.proof import prove
+from cyber0.layerwise.source import Aim, Layout, Portable, Source, Still, aimed
+from cyber0.parameters import Parameters
+
+__all__ = ["Batch", "Walk"]
+
+Tensor = torch.Tensor
+Losses = Callable[[Any, Any], Tensor]
+FIXED = {"cuda": 2048, "cpu": 64}  # tokens that a part costs besides its own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some samples of about one size, and where in the batch they belong."""
+
+    inputs: Tensor
+    labels: Tensor
+    order: Tensor
+    padded: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The samples of some clients, cut into parts.
+
+    >>> walk = Walk(Parameters.of(nn.Linear(3, 1)), lambda model, batch: model(batch[0]).squeeze(1))
+    >>> batch = walk.batch(torch.ones(2, 5, 3), torch.zeros(2, 5))
+    >>> batch.clients, [len(part.labels) for part in batch.parts]
+    (2, [10])
+    """
+
+    clients: int
+    inputs: Tensor
+    labels: Tensor
+    sizes: NDArray[Any] | None
+    parts: list[Part]
+
+
+class Walk:
+    """Measures how the losses of a model's clients change along a direction, a layer at a time.
+
+    `arithmetic` is the type of activations and of perturbed matrices; norms, biases and losses stay float32, and so
+    does what a module itself computes of its last hidden states. A module may have two methods that say more of it:
+    `scores(inputs)`, the same as calling it, in shapes that do not depend on values; `sizes(inputs)`, how much of
+    each row counts.
+
+    >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
+    >>> model = mnist_mlp(source="embedded", hidden=4).build(0)
+    >>> walk = Walk(Parameters.of(model), cross_entropy)
+    >>> x, y = torch.rand(3, 5, 784), torch.zeros(3, 5, dtype=torch.int64)
+    >>> walk.slopes(x, y, DirectionKey(seed=1, round=0), mu=1e-3).shape
+    torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        losses: Losses,
+        arithmetic: torch.dtype = torch.float32,
+        backend: str | Backend | None = None,
+    ) -> None:
+        if parameters.module is None:
+            raise InvalidEstimate("a walk needs a torch module: build the parameters with Parameters.of(module)")
+        self.parameters, self.losses, self.arithmetic, self.backend = parameters, losses, arithmetic, backend
+        self.module: nn.Module = parameters.module
+        self.device: torch.device = parameters.device
+        self.layout = Layout(parameters)
+        self.source: Source = _source(self.layout, backend)
+        if hasattr(self.source, "kind"):
+            self.backend = find_backend(backend, self.device)  # looked up once
+        self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
+        self.most: int | None = None
+        self._graphs = Graphs(self) if self._capturable else None
+        self._proven = False
+        self._cuts: dict[tuple[int, int | None], tuple[int, ...]] = {}
+
+    @property
+    def layered(self) -> bool:
+        """Whether the model is walked layer by layer, rather than in two whole copies."""
+        return self.handlers is not None
+
+    def slopes(
+        self,
+        x: Tensor,
+        y: Tensor,
+        key: DirectionKey,
+        mu: float,
+        family: Family = "gaussian",
+        drift: tuple[Sequence[DirectionKey], Any] | None = None,
+    ) -> Tensor:
+        """The central difference of each client's mean loss, [clients] in float64, of x [clients, batch, ...].
+
+        `drift` is how far the clients' model has moved from the masters: keys, and what is taken off along each.
+        """
+        return self.along(self.batch(x, y), key, mu, family, drift)
+
+    def batch(self, x: Tensor, y: Tensor, sizes: NDArray[Any] | None = None) -> Batch:
+        """The samples x [clients, batch, ...] with labels y [clients, batch], ready for any number of directions.
+
+        `sizes`, how much of each sample counts, saves a look at the device.
+        """
+        inputs, labels = x.flatten(0, 1), y.flatten()
+        if sizes is None:
+            sizes_of: Any = getattr(self.module, "sizes", None)
+            sizes = None if sizes_of is None or inputs.ndim != 2 else sizes_of(inputs).cpu().numpy()
+        return Batch(len(x), inputs, labels, sizes, self._parts(inputs, labels, sizes))
+
+    def along(
+        self,
+        batch: Batch,
+        key: DirectionKey,
+        mu: float,
+        family: Family = "gaussian",
+        drift: tuple[Sequence[DirectionKey], Any] | None = None,
+    ) -> Tensor:
+        """`slopes` of a batch that was made before."""
+        step = float(np.float32(mu))
+        with torch.no_grad():
+            if not self._proven:
+                self._prove(batch)
+            due = self.parameters.take(family) if self._writes and drift is None else None
+            self.parameters.settle()
+            both = self._both(batch, partial(aimed, self.parameters, key, step, family, drift, self.backend), due)
+        difference = (both[0] - both[1]).view(batch.clients, -1)  # per sample: two losses share most digits
+        return difference.mean(dim=1, dtype=torch.float64) / (2 * step)
+
+    def still(self, inputs: Tensor) -> Tensor:
+        """The scores of the unperturbed model, in the arithmetic of the walk."""
+        if self.handlers is None:
+            return self.model(inputs)
+        self.parameters.settle()
+        with torch.no_grad(), self._patched(Both(Still(), self.arithmetic, len(inputs), still=True), padded=True):
+            return self.scores(inputs)
+
+    def model(self, inputs: Tensor) -> Tensor:
+        """The module as it is, called in the arithmetic of the walk: to evaluate it."""
+        self.parameters.settle()
+        if self.handlers is None:
+            with torch.no_grad(), plain.in_arithmetic(self.device, self.arithmetic):
+                return self.module(inputs)
+        with torch.no_grad(), self._patched(Both(Still(), self.arithmetic, 0, still=True), padded=True):
+            return self.module(inputs).float()
+
+    def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
+        """The losses [2, samples] of one part, at w + mu z and at w - mu z, along what was aimed at."""
+        both = Both(self.source, self.arithmetic, 2 * len(inputs))
+        self.source.begin()
+        with self._patched(both, padded=padded):
+            losses = self.losses(self.scores, (torch.cat([inputs, inputs]), torch.cat([labels, labels])))
+        return losses.float().view(2, -1)
+
+    def scores(self, inputs: Tensor) -> Tensor:
+        """What the module gives, in float32."""
+        module: Any = self.module
+        return getattr(module, "scores", module)(inputs).float()
+
+    def _both(self, batch: Batch, aim: Callable[..., Aim], due: Commit | None) -> Tensor:
+        """The losses [2, samples]; what does not fit into memory is tried in smaller parts.
+
+        A commit that is due is applied by the walk over the first part.
+        """
+        out, parts = torch.empty(2, len(batch.labels), device=self.device), list(batch.parts)
+        try:
+            self.source.aim(aim(due=due))
+            while parts:
+                part = parts.pop(0)
+                try:
+                    out[:, part.order] = self._part(part)
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    self._halve([part], error)
+                    parts = batch.parts[:] = self._parts(batch.inputs, batch.labels, batch.sizes)
+                    continue
+                if due is not None:
+                    due = None
+                    if parts:
+                        self.source.aim(aim())
+        finally:
+            if due is not None:  # nothing has been walked
+                self.parameters.defer(due)
+        return out
+
+    def _part(self, part: Part) -> Tensor:
+        if self.handlers is None:
+            return plain.run(self, part.inputs, part.labels)
+        if self._graphs is not None:
+            return self._graphs.run(part.inputs, part.labels, padded=part.padded)
+        return self.run(part.inputs, part.labels, padded=part.padded)
+
+    def _halve(self, parts: list[Part], error: Exception) -> None:
+        largest = max(part.inputs.numel() for part in parts)
+        if max(len(part.labels) for part in parts) == 1:
+            raise InvalidEstimate(
+                f"one sample of {largest} values does not fit into the memory of {self.device}: use shorter texts "
+                "(length=...), a smaller model, precision = 'bf16', or another device"
+            ) from error
+        self.most = min(largest, self.most or largest) // 2
+        self._cuts.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
+        warnings.warn(f"out of memory on {self.device}: parts of at most {self.most} tokens from now on", stacklevel=4)
+
+    def _parts(self, inputs: Tensor, labels: Tensor, sizes: NDArray[Any] | None) -> list[Part]:
+        """The samples by size, cut where the first batch of this many was cut best."""
+        known = np.full(len(labels), inputs[0].numel()) if sizes is None else sizes.ravel()
+        order = np.argsort(known, kind="stable")
+        kind = len(labels), self.most
+        if kind not in self._cuts:
+            self._cuts[kind] = cuts(known[order], FIXED.get(self.device.type, 64), self.most)
+        places = upload(order, self.device)
+        return [
+            self._cut(inputs, labels, places[a:b], None if sizes is None else known[order[a:b]])
+            for a, b in pairwise(self._cuts[kind])
+        ]
+
+    def _cut(self, inputs: Tensor, labels: Tensor, order: Tensor, sizes: NDArray[Any] | None) -> Part:
+        chosen = inputs[order]
+        if sizes is None:
+            return Part(chosen, labels[order], order, padded=False)
+        width = rounded(int(sizes[-1]), 8 if self._graphs is not None else 1)
+        missing = width - chosen.shape[1]
+        chosen = nn.functional.pad(chosen, (0, missing), value=-1) if missing > 0 else chosen[:, :width].contiguous()
+        return Part(chosen, labels[order], order, padded=bool(sizes[0] < width))
+
+    def _handlers(self) -> list[tuple[nn.Module, Handler]] | None:
+        try:
+            return modules.handlers(self.module, self.layout)
+        except InvalidEstimate as error:
+            _fall_back(error)
+            return None
+
+    @property
+    def _capturable(self) -> bool:
+        return hasattr(self.source, "kind") and hasattr(self.module, "scores")
+
+    @property
+    def _writes(self) -> bool:
+        """Whether a walk can apply a commit as it goes."""
+        return self._graphs is not None and self.layered
+
+    def _prove(self, batch: Batch) -> None:
+        """Walk only a model that has shown it can be; else take it whole."""
+        self._proven = True
+        refuse_random(self.module)
+        self.parameters.settle()
+        if self.handlers is None:
+            return
+        kept, self.arithmetic = self.arithmetic, torch.float32
+        try:
+            prove(self, batch.parts[0])
+        except (InvalidEstimate, RuntimeError, TypeError, ValueError, IndexError) as error:
+            if is_out_of_memory(error):
+                raise
+            self.handlers = None
+            _fall_back(error)
+        finally:
+            self.arithmetic = kept
+            if kept != torch.float32:
+                self.source = _source(self.layout, self.backend)  # without the scratch of another type
+
+    @contextmanager
+    def _patched(self, both: Both, *, padded: bool) -> Generator[None]:
+        handlers = self.handlers or []
+        before = [(module, module.__dict__.get("forward")) for module, _ in handlers]
+        with ExitStack() as stack:
+            if self.device.type == "cuda":
+                stack.enter_context(fast(self.module, padded=padded))
+            try:
+                for module, handler in handlers:
+                    module.__dict__["forward"] = partial(handler, both, module)
+                yield
+            finally:
+                for module, forward in before:
+                    if forward is None:
+                        module.__dict__.pop("forward", None)
+                    else:
+                        module.__dict__["forward"] = forward
+
+
+def _source(layout: Layout, backend: str | Backend | None) -> Source:
+    if find_backend(backend, layout.parameters.device).name == "triton":
+        from cyber0.layerwise.cuda import Cuda
+
+        return Cuda(layout)
+    return Portable(layout)
+
+
+def _fall_back(error: Exception) -> None:
+    warnings.warn(
+        f"this model cannot be walked layer by layer ({error}): it is measured in two whole copies", stacklevel=5
+    )

@@ -1,0 +1,98 @@
+"""A pretrained file as the weights a run begins with: of the run's precision, with zeros for what the file lacks."""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0.errors import InvalidParameters
+from cyber0.parameters import Entry, Manifest
+from cyber0.replay.weights import TYPES, Weights
+
+__all__ = ["fitted", "lacking"]
+
+READ = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+
+def lacking(weights: Weights, manifest: Manifest) -> list[str]:
+    """The tensors of a manifest that are not there.
+
+    >>> weights = Weights.of({"w": np.zeros(3, dtype=np.float32)})
+    >>> lacking(weights, Manifest((*weights.order.entries, Entry("head", (2, 3), "float32", 3))))
+    ['head']
+    """
+    return [entry.name for entry in manifest.entries if entry.name not in weights.header]
+
+
+def fitted(weights: Weights, manifest: Manifest) -> Weights:
+    """Weights whose tensors are those of a manifest; what it does not name passes through untouched.
+
+    float16 and bf16 become float32 as they are; to bf16 a value is rounded to the nearest, ties to even.
+
+    >>> weights = Weights.of({"w": np.full((1, 2), 1 / 3, dtype=np.float32)})
+    >>> halves = fitted(weights, Manifest((Entry("w", (1, 2), "bfloat16", 0), Entry("head", (2,), "float32", 2))))
+    >>> [entry.dtype for entry in halves.order.entries]
+    ['float32', 'bfloat16']
+    """
+    if len(missing := lacking(weights, manifest)) == len(manifest.entries):
+        raise InvalidParameters(f"the weights have no tensor {missing[0]!r}, which the run trains")
+    if all(_as_it_is(weights, entry) for entry in manifest.entries):
+        return weights
+    wanted = {entry.name: entry for entry in manifest.entries}
+    kept = [name for name in weights.header if name not in wanted and name != "__metadata__"]
+    parts = [_trained(weights, entry) for entry in manifest.entries] + [_other(weights, name) for name in kept]
+    parts.sort(key=lambda part: -len(part[2]) // max(1, prod(part[1]["shape"])))  # wide types first: all lie aligned
+    return _joined(parts, weights.header.get("__metadata__"))
+
+
+Part = tuple[str, dict[str, Any], NDArray[np.uint8]]
+
+
+def _as_it_is(weights: Weights, entry: Entry) -> bool:
+    return weights.header.get(entry.name, {}).get("dtype") == NAMES[entry.dtype]
+
+
+def _trained(weights: Weights, entry: Entry) -> Part:
+    values = _converted(_values(weights, entry), entry)
+    return entry.name, {"dtype": NAMES[entry.dtype], "shape": list(entry.shape)}, values.view(np.uint8)
+
+
+def _values(weights: Weights, entry: Entry) -> NDArray[Any]:
+    """A tensor as float32, or as the bits of bf16; zeros where there is none."""
+    place = weights.header.get(entry.name)
+    if place is None:
+        return np.zeros(entry.size, dtype=np.float32)
+    if tuple(place["shape"]) != entry.shape or place["dtype"] not in READ:
+        raise InvalidParameters(
+            f"tensor {entry.name!r} is {TYPES.get(place['dtype'], place['dtype'])} {place['shape']}, "
+            f"but the run trains {entry.dtype} {list(entry.shape)}"
+        )
+    begin, end = place["data_offsets"]
+    return np.frombuffer(weights.data[begin:end].tobytes(), dtype=READ[place["dtype"]])
+
+
+def _converted(values: NDArray[Any], entry: Entry) -> NDArray[Any]:
+    if entry.dtype == "float32":
+        bits = values.dtype == np.uint16
+        return (values.astype(np.uint32) << 16).view(np.float32) if bits else values.astype(np.float32)
+    if values.dtype == np.uint16:
+        return values
+    words = values.astype(np.float32).view(np.uint32)
+    return ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _other(weights: Weights, name: str) -> Part:
+    place = weights.header[name]
+    begin, end = place["data_offsets"]
+    return name, {"dtype": place["dtype"], "shape": place["shape"]}, weights.data[begin:end]
+
+
+def _joined(parts: list[Part], metadata: Any) -> Weights:
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    at = 0
+    for name, place, data in parts:
+        header[name] = {**place, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    return Weights(header, np.concatenate([data for _, _, data in parts]))

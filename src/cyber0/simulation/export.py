@@ -1,0 +1,173 @@
+"""A simulated run as the small file that a federation's ledger is exported to: its identity, its aggregated scalars.
+
+A round in which too few voted changed nothing. Its scalars are zeros there, which change nothing either.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cyber0.config import RunConfig
+from cyber0.errors import InvalidConfig, InvalidExport
+from cyber0.protocol.chain import Seal
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.ledger import History
+from cyber0.protocol.records import to_wire
+from cyber0.simulation.ensemble import Ensemble
+from cyber0.simulation.folder import Folder, Line
+from cyber0.simulation.run import Minutes
+from cyber0.simulation.simulation import Round, Simulation
+from cyber0.tasks.task import Task
+
+__all__ = ["Record", "from_folder", "recorded", "renamed", "shared"]
+
+
+def shared(config: RunConfig) -> RunConfig:
+    """A configuration without what is of one machine: where data and model lie, and the device.
+
+    >>> there = shared(RunConfig(data="/home/ann/data", model="/home/ann/minilm", device="cuda:1"))
+    >>> there.data, there.model, there.device
+    (None, 'minilm', 'auto')
+    """
+    model = Path(config.model).name if config.model and Path(config.model).is_absolute() else config.model
+    return config.model_copy(update={"data": None, "device": "auto", "model": model})
+
+
+class Record:
+    """What a run's export is made of; begun before its first round, since the initial weights are part of it.
+
+    >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
+    >>> record = Record(simulation)
+    >>> for played in simulation.play():
+    ...     record.add(played)
+    >>> history = record.history()
+    >>> history.rounds, history.seal.fingerprint == simulation.parameters.fingerprint()
+    (2, True)
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation, self.identity = simulation, _identity(simulation)
+        self._scalars: list[bytes] = []
+
+    def add(self, played: Round) -> None:
+        """Take note of a round."""
+        nothing = np.zeros((self.identity.plan.rows, self.identity.plan.directions), dtype=np.float32)
+        self._scalars.append(to_wire(nothing if played.aggregate is None else played.aggregate))
+
+    def history(self) -> History:
+        """The rounds so far, and the fingerprint they lead to."""
+        run = History(self.identity, b"".join(self._scalars))
+        return _sealed(run, self.simulation.parameters.fingerprint())
+
+
+def recorded(
+    configs: Sequence[RunConfig], watch: Callable[[int], None] | None = None, task: Task | None = None
+) -> list[tuple[list[Line], History | None]]:
+    """As `run_together`, and with the lines of each run the run itself; None for FedAvg's, which sends weights.
+
+    >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
+    >>> [(lines, history)] = recorded([RunConfig(**small)])
+    >>> lines[-1]["model_fingerprint"] == f"{history.seal.fingerprint:016x}"
+    True
+    """
+    ensemble = Ensemble(configs, task)
+    records = [Record(run) if run.config.algorithm == "cyber0" else None for run in ensemble.simulations]
+    minutes = [Minutes(simulation, share=1 / len(configs)) for simulation in ensemble.simulations]
+    for number, rounds in enumerate(ensemble.play()):
+        for kept, record, played in zip(minutes, records, rounds, strict=True):
+            kept.add(played)
+            if record is not None:
+                record.add(played)
+        if watch is not None:
+            watch(number)
+    ended = zip(minutes, records, strict=True)
+    return [([*kept.lines, kept.summary()], None if record is None else record.history()) for kept, record in ended]
+
+
+def from_folder(path: Path, data: str | None = None, model: str | None = None) -> History:
+    """The run in a folder, up to its last evaluation; `data` and `model` say where they are now, if elsewhere.
+
+    The initial weights are built anew, since the folder has only their fingerprint.
+
+    >>> from tempfile import mkdtemp
+    >>> from cyber0.simulation.run import run
+    >>> folder = Path(mkdtemp()) / "run"
+    >>> summary = run(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2), folder)
+    >>> f"{from_folder(folder).seal.fingerprint:016x}" == summary["model_fingerprint"]
+    True
+    """
+    config = Folder.configuration(path)
+    here = {key: value for key, value in (("data", data), ("model", model)) if value is not None}
+    simulation = Simulation(config.model_copy(update={**here, "device": "cpu"}))
+    identity, lines = _identity(simulation, config), _lines(path)
+    if (found := f"{simulation.parameters.fingerprint():016x}") != lines[0].get("model"):
+        raise InvalidExport(
+            f"{path} began with a model of fingerprint {lines[0].get('model')}, but this one has {found}: "
+            "give it the same by --model and --data"
+        )
+    aggregates = _aggregates(path, lines[-1]["round"], identity)
+    aggregates[~np.isfinite(aggregates).all(axis=(1, 2))] = 0
+    return _sealed(History(identity, to_wire(aggregates)), _fingerprint(path, lines[-1]["round"]))
+
+
+def renamed(run: History, model: str | None) -> History:
+    """The same run of a model by another name, which is part of its identity.
+
+    >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
+    >>> renamed(Record(simulation).history(), "roberta-large").identity.config.model
+    'roberta-large'
+    """
+    config = run.identity.config.model_copy(update={"model": model})
+    again = History(replace(run.identity, config=config, written=None), run.scalars)
+    return _sealed(again, None if run.seal is None else run.seal.fingerprint)
+
+
+def _identity(simulation: Simulation, config: RunConfig | None = None) -> Identity:
+    """The identity of a run that has not begun; no votes are kept of it."""
+    config = config or simulation.config
+    if config.algorithm != "cyber0":
+        raise InvalidExport(f"algorithm = {config.algorithm!r} sends weights: a run by cyber0 can be exported")
+    if simulation.rounds:
+        raise InvalidExport(f"{simulation.rounds} rounds have been played: a record begins before the first")
+    roster = [f"client-{number}" for number in range(config.clients)]
+    return Identity.of(shared(config), roster, simulation.parameters, keep_votes=False)
+
+
+def _sealed(run: History, fingerprint: int | None) -> History:
+    return run if fingerprint is None else replace(run, seal=Seal.of(run.head, fingerprint))
+
+
+def _lines(path: Path) -> list[Line]:
+    """The evaluations that are written whole: the run may be going on."""
+    metrics = path / "metrics.jsonl"
+    try:
+        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        _ = [line["round"] for line in lines]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidConfig(f"{metrics} is damaged: {error}") from None
+    if not lines:
+        raise InvalidExport(f"{path} holds no evaluation yet: there is nothing to export")
+    return lines
+
+
+def _aggregates(path: Path, rounds: int, identity: Identity) -> NDArray[np.float32]:
+    plan, scalars = identity.plan, path / "scalars.f32"
+    found: Any = np.fromfile(scalars, dtype="<f4", count=rounds * plan.scalars) if scalars.exists() else np.empty(0)
+    if len(found) < rounds * plan.scalars:
+        raise InvalidConfig(
+            f"{scalars} has {len(found)} scalars, not {rounds} rounds of {plan.scalars}: it was cut off"
+        )
+    return found.reshape(rounds, plan.rows, plan.directions)
+
+
+def _fingerprint(path: Path, rounds: int) -> int | None:
+    """That of the run's final model; None while it is going on."""
+    summary = path / "summary.json"
+    found: Line = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    return int(found["model_fingerprint"], 16) if found.get("rounds") == rounds else None

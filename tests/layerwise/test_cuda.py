@@ -1,0 +1,204 @@
+"""Walks on a CUDA device: the kernels' bits are the reference's, commits are applied once, graphs serve all rounds.
+
+Skipped where there is none. What needs no graph also runs on the CPU, in Triton's interpreter (TRITON_INTERPRET=1).
+"""
+
+import copy
+import os
+
+import numpy as np
+import pytest
+import torch
+from tests.layerwise.models import classifier, keys, prompts
+
+from cyber0.commit import Commit
+from cyber0.directions import DirectionKey, descend, perturb_both
+from cyber0.directions.key import pack
+from cyber0.layerwise import Walk
+from cyber0.layerwise.source import aimed, normed
+from cyber0.parameters import Parameters, to_bf16
+from cyber0.tasks.task import cross_entropy
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a CUDA device")
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytest.importorskip("triton")
+DEVICE = "cpu" if INTERPRETED else "cuda"
+KEYS = [DirectionKey(7, t) for t in range(3)]
+STEPS = [1e-3, 0.5, -0.25]
+LISTS = {"aligned": [(3000, 16), (2048, 5120), (64, 8192)], "mixed": [(3000, 16), (5, 4001), (2048, 5120), (70, 7777)]}
+bits = pytest.mark.parametrize("family", ["gaussian", "rademacher"])
+types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def table(numbers, family):
+    from cyber0.directions.kernels import table
+
+    chosen = [KEYS[number] for number in numbers], family, [1.0] * len(numbers), [STEPS[number] for number in numbers]
+    return table(pack(*chosen), torch.device(DEVICE))
+
+
+def tensors(sizes, dtype):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(size, generator=generator).to(dtype), start) for size, start in sizes]
+
+
+def there(items):
+    return [(flat.clone().to(DEVICE), start) for flat, start in items]
+
+
+def same(ours, theirs):
+    return torch.equal(ours.cpu().view(torch.uint8), theirs.cpu().view(torch.uint8))
+
+
+@bits
+@types
+@pytest.mark.parametrize("sizes", LISTS)
+def test_many_tensors_descend_as_each_does(sizes, dtype, family):
+    from cyber0.directions.tensors import descend_all, gather
+
+    items = tensors(LISTS[sizes], dtype) + tensors([(33, 20_000)], torch.float32)
+    got = there(items)
+    descend_all(gather(got), table([1, 2], family), bits=family == "rademacher")
+    for (w, start), (ours, _) in zip(items, got, strict=True):
+        assert same(ours, descend(w, KEYS[1:], STEPS[1:], start=start, family=family))
+
+
+@bits
+@types
+@pytest.mark.parametrize("sizes", LISTS)
+@pytest.mark.parametrize("way", ["still", "drift", "write"])
+def test_pairs_are_those_of_each_tensor(way, sizes, dtype, family):
+    """`write` rounds as `descend` does, and perturbs what it wrote; drift stays in float32."""
+    from cyber0.directions.tensors import Tensors, pair_all
+
+    items = tensors(LISTS[sizes], dtype)
+    got = there(items)
+    many = Tensors(got)
+    plus, minus = torch.zeros(2, many.room, device=DEVICE)
+    numbers = [0] if way == "still" else [0, 1, 2]
+    pair_all(many, table(numbers, family), plus, minus, bits=family == "rademacher", write=way == "write")
+    for (w, start), (ours, _), first in zip(items, got, many.offsets, strict=True):
+        where = {"start": start, "family": family}
+        moved = w if way == "still" else descend(w if way == "write" else w.float(), KEYS[1:], STEPS[1:], **where)
+        assert same(ours, moved if way == "write" else w)
+        up, down = perturb_both(moved.float(), KEYS[0], STEPS[0], **where)
+        assert same(plus[first : first + len(w)], up)
+        assert same(minus[first : first + len(w)], down)
+
+
+@bits
+@types
+@pytest.mark.parametrize(("width", "start"), [(96, 1000), (256, 512), (700, 3)])
+def test_rows_are_those_of_the_whole_matrix(width, start, dtype, family):
+    from cyber0.layerwise import kernels
+
+    matrix = tensors([(20 * width, start)], dtype)[0][0]
+    ids = torch.tensor([[3, 4], [19, 0]])
+    plus, minus = torch.zeros(2, 2, 2, width, device=DEVICE)
+    where = {"start": start, "family": family}
+    for numbers in ([0], [0, 1, 2]):
+        weights = matrix.view(20, width).to(DEVICE)
+        kernels.rows(weights, ids.to(DEVICE), table(numbers, family), start, plus, minus, bits=family == "rademacher")
+        moved = matrix.float() if len(numbers) == 1 else descend(matrix.float(), KEYS[1:], STEPS[1:], **where)
+        for ours, whole in zip((plus, minus), perturb_both(moved, KEYS[0], STEPS[0], **where), strict=True):
+            assert same(ours, whole.view(20, width)[ids])
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_norm_of_both_halves_is_that_of_each(centred, biased):
+    from cyber0.layerwise import kernels
+
+    x, *vectors = (flat.to(DEVICE) for flat, _ in tensors([(6 * 5 * 96, 0)] + [(96, 0)] * 4, torch.float32))
+    x, weight, bias = x.view(6, 5, 96), vectors[:2], vectors[2:]
+    out = kernels.norm(x, tuple(weight), tuple(bias) if biased else None, 1e-5, centred=centred)
+    for sign, part in enumerate((slice(3), slice(3, None))):
+        own = normed(x[part], weight[sign], None, 1e-5, centred=centred) + (bias[sign] if biased else 0)
+        torch.testing.assert_close(out[part], own, atol=1e-4, rtol=1e-4)
+
+
+@bits
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("model", ["roberta", "albert", "gpt2"])
+def test_a_walk_that_applies_a_commit_is_one_after_it(model, bf16, family):
+    """Without graphs: a rehearsal changes nothing, the walk applies the commit, and measures what follows."""
+    from cyber0.layerwise.cuda import Cuda
+
+    own = to_bf16(classifier(model)) if bf16 else classifier(model)
+    ours, reference = Parameters.of(copy.deepcopy(own).to(DEVICE)), Parameters.of(own)
+    walk, plain = Walk(ours, cross_entropy), Walk(reference, cross_entropy)
+    walk.source = Cuda(walk.layout)
+    x, y = (part[0] for part in prompts())
+    for t in range(3):
+        due = Commit(1, t, 0.1, [[0.5, -0.3]], family) if t else None
+        before = ours.fingerprint()
+        walk.source.aim(aimed(ours, DirectionKey(1, t), 1e-2, family, due=due))
+        with torch.no_grad():
+            with walk.source.rehearsal() as passes:
+                for _ in passes:
+                    walk.run(x.to(DEVICE), y.to(DEVICE), padded=True)
+            assert ours.fingerprint() == before
+            found = walk.run(x.to(DEVICE), y.to(DEVICE), padded=True)
+            if due is not None:
+                reference.apply(due)
+            plain.source.aim(aimed(reference, DirectionKey(1, t), 1e-2, family))
+            torch.testing.assert_close(found.cpu(), plain.run(x, y, padded=True), atol=1e-3, rtol=1e-3)
+        assert ours.fingerprint() == reference.fingerprint()
+
+
+def near(ours, theirs, tolerance=2e-3):
+    np.testing.assert_allclose(ours.cpu(), theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))
+
+
+@on_cuda
+@pytest.mark.parametrize("family", ["gaussian", "sphere", "rademacher"])
+@pytest.mark.parametrize("model", ["roberta", "bert", "albert", "gpt2", "llama", "qwen2", "encoder", "modernbert"])
+def test_a_walk_on_the_device_is_one_on_the_cpu(model, family):
+    own = classifier(model)
+    cpu, cuda = Parameters.of(own), Parameters.of(copy.deepcopy(own).cuda())
+    here, walk = Walk(cpu, cross_entropy), Walk(cuda, cross_entropy)
+    x, y = prompts(3, batch=20, width=19)
+    mu = 1e-2 * (cpu.size**0.5 if family == "sphere" else 1)
+    drift = keys(2, round=9), [0.01, -0.02]
+    before = cuda.fingerprint()
+    for key in keys(3):
+        for moved in (None, drift):
+            near(walk.slopes(x.cuda(), y.cuda(), key, mu, family, moved), here.slopes(x, y, key, mu, family, moved))
+    assert walk.layered
+    assert cuda.fingerprint() == before
+
+
+@on_cuda
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("family", ["gaussian", "sphere", "rademacher"])
+@pytest.mark.parametrize("model", ["roberta", "albert", "gpt2"])
+def test_commits_applied_by_walks_are_commits_applied(model, family, bf16):
+    """Several shapes in turn, numbers of directions that change, evaluations between: always the bits of `apply`."""
+    own = to_bf16(classifier(model)) if bf16 else classifier(model)
+    reference, cuda = Parameters.of(own), Parameters.of(copy.deepcopy(own).cuda())
+    walk = Walk(cuda, cross_entropy, torch.bfloat16)
+    for t in range(10):
+        x, y = prompts(2, batch=(8, 20)[t % 2], width=(9, 19, 30)[t % 3])
+        walk.slopes(x.cuda(), y.cuda(), DirectionKey(1, t), 1e-2, family)
+        commit = Commit(1, t, 0.05, np.sin(np.arange(1.0, 2 + t % 3))[None], family)
+        reference.apply(commit)
+        cuda.defer(commit)
+        if t == 4:
+            walk.model(x[0].cuda())
+        if t in (4, 7, 9):
+            assert cuda.fingerprint() == reference.fingerprint()
+    assert walk.layered
+
+
+@on_cuda
+def test_a_graph_serves_other_rounds():
+    walk = Walk(Parameters.of(classifier("roberta").cuda()), cross_entropy)
+    x, y = (part.cuda() for part in prompts(2, batch=16, width=16))
+    batch = walk.batch(x, y)
+    first = [walk.along(batch, key, 1e-2) for key in keys(4)]
+    captured = dict(walk._graphs._known)
+    again = [walk.along(batch, key, 1e-2) for key in keys(4)]
+    assert walk._graphs._known == captured
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(first, again, strict=True))
+    assert len({tuple(slopes.tolist()) for slopes in first}) == 4

@@ -1,0 +1,389 @@
+"""A walk measures what `estimate` measures, writes nothing, and takes a model whole that it does not know."""
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.layerwise.models import FAMILIES, MASK, classifier, keys, prompts
+from torch import nn
+
+from cyber0.commit import Commit
+from cyber0.errors import InvalidEstimate
+from cyber0.estimate import estimate
+from cyber0.layerwise import Walk, Walking
+from cyber0.layerwise.parts import cuts
+from cyber0.parameters import Parameters, to_bf16
+from cyber0.tasks.task import cross_entropy
+from cyber0.tasks.text import checkpoint, tiny
+from cyber0.tasks.text.classifier import Classifier
+from cyber0.tasks.text.heads import Head
+
+WALKED = [family for family in FAMILIES if family != "opt"]
+DIRECTIONS = ["gaussian", "sphere", "rademacher"]
+LARGE = {"batch": 24, "width": 31}  # enough for several parts
+
+
+def step(parameters, family):
+    return 1e-2 * (parameters.size**0.5 if family == "sphere" else 1)
+
+
+def near(ours, theirs, tolerance=1e-4):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
+
+
+def votes(model, x, y, family="gaussian", arithmetic=torch.float32, count=3):
+    """By a walk, and by `estimate`; whether it was walked layer by layer."""
+    parameters, walking = Parameters.of(model), Walking(arithmetic)
+    options = {"mu": step(parameters, family), "family": family}
+    walked = walking(parameters, cross_entropy, (x, y), keys(count), **options)
+    whole = estimate(parameters, cross_entropy, (x, y), keys(count), **options)
+    return walked, whole, walking.walk(parameters, cross_entropy).layered
+
+
+@pytest.mark.parametrize("family", DIRECTIONS)
+@pytest.mark.parametrize("model", WALKED)
+def test_a_walk_gives_what_an_estimate_gives(model, family):
+    x, y = prompts(1, **LARGE)
+    walked, whole, layered = votes(classifier(model), x[0], y[0], family)
+    assert layered
+    near(walked, whole)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_so_do_the_tiny_models(kind, tmp_path):
+    whole = checkpoint.find(str(tiny.model(tmp_path, kind))).load()
+    heads = {"llama": Head("causal", 2, (7, 30)), "encoder": Head("pooled", 2)}
+    x, y = prompts(1)
+    model = Classifier(whole, heads.get(kind, Head("masked", 2, (7, 30), MASK)))
+    walked, plain, layered = votes(model, x[0], y[0])
+    assert layered
+    near(walked, plain)
+
+
+@pytest.mark.parametrize("model", ["roberta", "llama", "gpt2"])
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # peft corrects it
+def test_an_adapter_is_walked_and_the_frozen_weights_stay(model):
+    x, y = prompts(1, **LARGE)
+    adapted = classifier(model, "lora(rank=2)")
+    frozen = {name: p.detach().clone() for name, p in adapted.named_parameters() if not p.requires_grad}
+    walked, whole, layered = votes(adapted, x[0], y[0])
+    assert layered
+    near(walked, whole)
+    assert all(torch.equal(frozen[name], p) for name, p in adapted.named_parameters() if name in frozen)
+
+
+@pytest.mark.parametrize("pooling", [("mean", True), ("cls", False), ("cls", True)])
+def test_every_pooling_is_walked(pooling):
+    encoder = classifier("encoder")
+    model = Classifier(encoder.whole, Head("pooled", 2, (), None, *pooling, scale=3.0), encoder.classifier).eval()
+    x, y = prompts(1)
+    walked, whole, layered = votes(model, x[0], y[0])
+    assert layered
+    near(walked, whole)
+
+
+@pytest.mark.parametrize("family", DIRECTIONS)
+@pytest.mark.parametrize("model", ["bert", "gpt2", "albert", "llama"])
+def test_drift_is_what_a_copy_that_descended_measures(model, family):
+    own = classifier(model)
+    parameters, moved = Parameters.of(own), Parameters.of(copy.deepcopy(own))
+    mu = step(parameters, family)
+    drift = [Commit(5, 7, 10 * mu, [[0.3, -0.2]], family), Commit(5, 8, 10 * mu, [[-0.1, 0.4]], family)]
+    for commit in drift:
+        moved.apply(commit)
+    told = [key for commit in drift for key in commit.keys], np.concatenate([c.coefficients for c in drift])
+    x, y = prompts()
+    drifted, there, here = (
+        Walk(each, cross_entropy).slopes(x, y, keys()[0], mu, family, given)
+        for each, given in ((parameters, told), (moved, None), (parameters, None))
+    )
+    near(drifted.numpy(), there.numpy(), 1e-3)
+    assert (drifted - here).abs().max() > 1e-2 * here.abs().max()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("model", ["roberta", "gpt2", "opt"])
+@pytest.mark.filterwarnings("ignore:this model cannot be walked")
+def test_no_walk_writes_a_weight(model, bf16):
+    own = to_bf16(classifier(model)) if bf16 else classifier(model)
+    walk = Walk(Parameters.of(own), cross_entropy, torch.bfloat16 if bf16 else torch.float32)
+    before = {name: p.detach().clone() for name, p in own.named_parameters()}
+    x, y = prompts()
+    walk.slopes(x, y, keys()[0], 1e-2)
+    walk.slopes(x, y, keys()[0], 1e-2, drift=(keys(2, round=3), [0.1, 0.2]))
+    walk.model(x[0])
+    assert all(torch.equal(before[name].view(torch.uint8), p.view(torch.uint8)) for name, p in own.named_parameters())
+    assert not any("forward" in module.__dict__ for module in own.modules())
+
+
+@pytest.mark.parametrize("family", DIRECTIONS)
+@pytest.mark.parametrize("model", ["roberta", "gpt2", "llama", "encoder", "modernbert"])
+def test_bf16_votes_are_about_those_of_float32(model, family):
+    x, y = prompts(1, batch=16)
+    walked, whole, _ = votes(classifier(model), x[0], y[0], family, torch.bfloat16, count=12)
+    assert 0.9 < np.corrcoef(walked, whole)[0, 1] < 1
+
+
+class Beside(nn.Module):
+    """A parameter of its own next to children."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gain, self.last = nn.Linear(6, 6), nn.Parameter(torch.ones(6)), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)) * self.gain)
+
+
+class Second(nn.Module):
+    """The batch is the second dimension inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(40, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.table(x)).transpose(0, 1)).mean(0)
+
+
+class Listed(nn.Module):
+    """A list of parameters is a module that nobody calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.others = nn.Linear(6, 6), nn.ParameterList([nn.Parameter(torch.eye(6)[:, :2].contiguous())])
+
+    def forward(self, x):
+        return torch.tanh(self.first(x)) @ self.others[0]
+
+
+class Borrowed(nn.Module):
+    """A child's weight is read without calling the child."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return torch.tanh(self.first(x)) @ self.last.weight.t()
+
+
+class Positions(nn.Module):
+    """A table that is the same for all samples, in a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 9, 6))
+
+    def forward(self, x):
+        return self.weight[:, : x.shape[1]]
+
+
+class Posed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.positions, self.table, self.last = Positions(), nn.Embedding(40, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.table(x) + self.positions(x)).mean(1))
+
+
+def made(kind):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return kind()
+
+
+def floats(count):
+    return torch.sin(torch.arange(6.0 * count)).view(count, 6), torch.arange(count) % 2
+
+
+def tokens(count, length=9):
+    return (7 * torch.arange(count * length) % 40).view(count, length), torch.arange(count) % 2
+
+
+@pytest.mark.parametrize(("kind", "batch"), [(Beside, floats(5)), (Second, tokens(5)), (Second, tokens(1, 4))])
+def test_an_unknown_model_is_taken_whole_with_the_same_numbers(kind, batch):
+    with pytest.warns(UserWarning, match=r"this model cannot be walked layer by layer \(.*\): it is measured in two"):
+        walked, whole, layered = votes(made(kind), *batch)
+    assert not layered
+    near(walked, whole)
+
+
+def test_opt_is_walked_though_its_layers_put_the_tokens_of_all_samples_into_one_dimension():
+    x, y = prompts(1, **LARGE)
+    walked, whole, layered = votes(classifier("opt"), x[0], y[0])
+    assert layered
+    near(walked, whole)
+
+
+@pytest.mark.parametrize("kind", [Listed, Borrowed])
+@pytest.mark.filterwarnings("ignore:this model cannot be walked")
+def test_a_weight_that_is_not_used_by_its_own_module_is_perturbed(kind):
+    walked, whole, _ = votes(made(kind), *floats(5))
+    near(walked, whole)
+
+
+@pytest.mark.filterwarnings("ignore:this model cannot be walked")
+def test_an_adapter_of_embeddings_is_perturbed():
+    x, y = prompts(1)
+    walked, whole, _ = votes(classifier("roberta", "lora(rank=2, targets=('word_embeddings',))"), x[0], y[0])
+    near(walked, whole)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.filterwarnings("ignore:this model cannot be walked")
+def test_a_length_that_is_the_size_of_a_batch_is_not_taken_for_it(count):
+    walked, whole, _ = votes(made(Second), *tokens(count, 6))
+    near(walked, whole)
+
+
+@pytest.mark.filterwarnings("ignore:this model cannot be walked")
+def test_a_table_that_all_samples_share_is_walked_or_taken_whole():
+    walked, whole, _ = votes(made(Posed), *tokens(5))
+    near(walked, whole)
+
+
+@pytest.mark.parametrize("model", ["roberta", "llama", "encoder", "gpt2"])
+def test_parts_change_nothing(model):
+    x, y = prompts(2, batch=20, width=31)
+    parameters = Parameters.of(classifier(model))
+    slopes = []
+    for most in (None, 200, 31, 1):
+        walk = Walk(parameters, cross_entropy)
+        walk.most = most
+        batch = walk.batch(x, y)
+        assert sorted(torch.cat([part.order for part in batch.parts]).tolist()) == list(range(40))
+        slopes.append(walk.along(batch, keys()[0], 1e-2).numpy())
+    assert len(batch.parts) == 40
+    for cut in slopes[1:]:
+        near(cut, slopes[0])
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(0, 300), st.none() | st.integers(1, 400))
+def test_cuts_cover_a_batch_and_keep_to_the_most(sizes, fixed, most):
+    sizes = np.sort(sizes)
+    found = cuts(sizes, fixed, most)
+    assert found[0] == 0
+    assert found[-1] == len(sizes)
+    assert list(found) == sorted(set(found))
+    if most is not None:
+        for begin, end in pairwise(found):
+            assert end - begin == 1 or (end - begin) * max(1, sizes[end - 1]) <= most
+
+
+def failing(walk, monkeypatch, too_large):
+    """Let the allocator fail for parts that are too large, before they change anything; how many it was asked for."""
+    own, asked = walk._part, []
+
+    def part(part):
+        asked.append(tuple(part.inputs.shape))
+        if too_large(part.inputs):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(part)
+
+    monkeypatch.setattr(walk, "_part", part)
+    return asked
+
+
+@pytest.mark.parametrize("limit", [200, 60, 31])
+def test_what_does_not_fit_is_measured_in_smaller_parts(limit, monkeypatch):
+    x, y = prompts(2, batch=20, width=31)
+    walk = Walk(Parameters.of(classifier("roberta")), cross_entropy)
+    whole = walk.slopes(x, y, keys()[0], 1e-2).numpy()
+    asked = failing(walk, monkeypatch, lambda inputs: inputs.numel() > limit)
+    batch = walk.batch(x, y)
+    with pytest.warns(UserWarning, match=r"out of memory on cpu: parts of at most \d+ tokens from now on"):
+        near(walk.along(batch, keys()[0], 1e-2).numpy(), whole)
+    asked.clear()
+    walk.along(batch, keys()[1], 1e-2)
+    assert all(count * width <= limit for count, width in asked)
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+@pytest.mark.parametrize("count", [1, 12])
+def test_one_sample_that_does_not_fit_is_refused_though_others_do(count, monkeypatch):
+    x, y = prompts(1, batch=count, width=31)
+    x = x.clone()
+    x[0, :, 5:] = -1
+    x[0, -1] = 9
+    walk = Walk(Parameters.of(classifier("llama")), cross_entropy)
+    asked = failing(walk, monkeypatch, lambda inputs: inputs.shape[1] > 20)
+    said = r"one sample of 31 values does not fit into the memory of cpu: use shorter texts \(length=...\), a smaller"
+    with pytest.raises(InvalidEstimate, match=said):
+        walk.slopes(x, y, keys()[0], 1e-2)
+    assert len(asked) < 20
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+@pytest.mark.parametrize("limit", [10**6, 100, 0])
+def test_a_commit_that_is_due_is_applied_once_whatever_fits(limit, monkeypatch):
+    """Also where a walk would apply it: nobody has walked, it is due again; else it is no more."""
+    x, y = prompts(2, batch=20, width=31)
+    parameters, twin = (Parameters.of(classifier("roberta")) for _ in range(2))
+    walk, commit, applied = Walk(parameters, cross_entropy), Commit(5, 0, 0.1, [[0.3]]), []
+    walk.slopes(x, y, keys()[0], 1e-2)
+    own = walk._part
+
+    def part(part):
+        """As on CUDA: the part that is walked with a commit applies it, a failed one does not."""
+        if part.inputs.numel() > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if walk.source._aim.due is not None:
+            applied.append(commit)
+            parameters.apply(commit)
+        return own(part)
+
+    monkeypatch.setattr(walk, "_part", part)
+    monkeypatch.setattr(Walk, "_writes", True)
+    parameters.defer(commit)
+    twin.apply(commit)
+    if limit:
+        walk.slopes(x, y, keys()[0], 1e-2)
+    else:
+        with pytest.raises(InvalidEstimate, match="one sample of"):
+            walk.slopes(x, y, keys()[0], 1e-2)
+    assert len(applied) == (1 if limit else 0)
+    assert parameters.fingerprint() == twin.fingerprint()
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
+    walk = Walk(Parameters.of(classifier("roberta")), cross_entropy)
+
+    def part(_):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(walk, "_part", part)
+    with pytest.raises(RuntimeError, match="something else"):
+        walk.slopes(*prompts(), keys()[0], 1e-2)
+
+
+def test_a_commit_that_is_due_does_not_spoil_the_proof():
+    parameters, twin = (Parameters.of(classifier("roberta")) for _ in range(2))
+    walk, commit = Walk(parameters, cross_entropy), Commit(5, 0, 1.0, [[0.3]])
+    parameters.defer(commit)
+    twin.apply(commit)
+    slopes = walk.slopes(*prompts(), keys()[0], 1e-2)
+    assert walk.layered
+    near(slopes.numpy(), Walk(twin, cross_entropy).slopes(*prompts(), keys()[0], 1e-2).numpy())
+
+
+def test_the_model_itself_is_called_in_the_arithmetic_of_the_walk():
+    model = classifier("roberta")
+    x, _ = prompts()
+    with torch.no_grad():
+        own = model(x[0])
+    for arithmetic, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+        walk = Walk(Parameters.of(model), cross_entropy, arithmetic)
+        for scores in (walk.model(x[0]), walk.still(x[0])):
+            assert scores.dtype == torch.float32
+            near(scores.numpy(), own.numpy(), tolerance)
+
+
+def test_a_walk_needs_a_module():
+    with pytest.raises(InvalidEstimate, match=r"a walk needs a torch module: build the parameters with Parameters.of"):
+        Walk(Parameters({"w": torch.zeros(3)}), cross_entropy)
