@@ -2,5 +2,5 @@
 
 from importlib import import_module
 
-for name in ("directions", "estimate", "aggregation", "attacks", "simulation", "ledger", "network"):
+for name in ("directions", "estimate", "aggregation", "attacks", "simulation", "ledger", "network", "layerwise"):
     import_module(f"benchmarks.{name}").main()
