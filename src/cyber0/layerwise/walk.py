@@ -289,8 +289,7 @@ class Walk:
             _fall_back(error)
         finally:
             self.arithmetic = kept
-            if kept != torch.float32:
-                self.source = _source(self.layout, self.backend)  # without the scratch of another type
+            self.source = _source(self.layout, self.backend)  # without the scratch of the proof
 
     @contextmanager
     def _patched(self, both: Both, *, padded: bool) -> Generator[None]:

@@ -235,7 +235,9 @@ def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, l
     over = {"round": "round", "bytes": "bytes sent by each client so far (up, float32)"}[figure.x]
     for place in axes[-across:]:
         place.set_xlabel(over, fontsize=9 if len(axes) == 1 else 8)
-    canvas.supylabel("test accuracy (%), mean ± s.d. of the seeds", fontsize=9, color=INK)
+    spread = any((curve.sd > 0).any() for lines in panels.values() for curve in lines)
+    told = ", mean ± s.d. of the seeds" if spread else ""  # a single seed has neither
+    canvas.supylabel(f"test accuracy (%){told}", fontsize=9, color=INK)
 
 
 def _limits(panels: dict[str, list[Curve]]) -> tuple[float, float]:
