@@ -143,10 +143,14 @@ class Parameters:
     def __iter__(self) -> Iterator[tuple[Entry, Any]]:
         """Each tensor's entry, and the tensor as a flat buffer that shares its memory."""
         self.settle()
+        self.check()
+        yield from zip(self.manifest.entries, self._flat, strict=True)
+
+    def check(self) -> None:
+        """Refuse to go on with tensors that somebody has put elsewhere in memory."""
         for entry, flat in zip(self.manifest.entries, self._flat, strict=True):
             if _address(self._tensors[entry.name]) != _address(flat):
                 raise InvalidParameters(f"parameter {entry.name!r} has been moved: build its Parameters anew")
-            yield entry, flat
 
     def apply(self, commit: Commit, backend: str | Backend | None = None) -> None:
         """Advance by one round: the one writer of a federation's weights.
@@ -154,9 +158,16 @@ class Parameters:
         u is summed over the commit's rows, then columns, each product and each sum rounded to float32; then w - u,
         once. bf16 weights round that stochastically with bits of the stream.
         """
-        for device, tensors in self._by_device().items():
-            prepared = prepare(commit.keys, commit.coefficients, commit.family, self.size, backend, device)
-            descend_all(tensors, *prepared)
+        for step in self._steps(commit, backend):
+            descend_all(*step)
+
+    def _steps(self, commit: Commit, backend: str | Backend | None = None) -> list[tuple[Any, Backend, Packed]]:
+        """All that can be refused of a commit, before anything is written."""
+        where = commit.family, self.size, backend
+        return [
+            (tensors, *prepare(commit.keys, commit.coefficients, *where, device))
+            for device, tensors in self._by_device().items()
+        ]
 
     def defer(self, commit: Commit) -> None:
         """Advance by one round, but not before anybody looks: a pass that reads all weights anyway may `take` it.
@@ -175,10 +186,12 @@ class Parameters:
         if self._due is not None:
             due, self._due = self._due, None
             try:
-                self.apply(due)
+                steps = self._steps(due)
             except BaseException:
                 self._due = due
                 raise
+            for step in steps:
+                descend_all(*step)
 
     def take(self, family: str) -> Commit | None:
         """The commit that is due, if it is of a family: whoever takes it applies it, or defers it again."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cyber0.errors import InvalidExport, InvalidLedger
+from cyber0.errors import InvalidConfig, InvalidExport, InvalidLedger
 from cyber0.extras import require
 from cyber0.protocol import export as exports
 from cyber0.protocol.ledger import Ledger, Memory
@@ -85,6 +85,9 @@ def export(
     model: Annotated[str | None, typer.Option(help="Of a folder: where its model is now.", show_default=False)] = None,
 ) -> None:
     """Write the run, without its votes, as one small file: with the base model, that is the trained model."""
+    for name, value in (("--data", data), ("--model", model)):
+        if value is not None and not file.is_dir():
+            raise InvalidConfig(f"{name} {value} is for the folder of a run, and {file} is none: leave it out")
     with _played(file, None if data is None else str(data), model) if file.is_dir() else opened(file) as run:
         history = exports.history(run, rounds)
     size = exports.write(out, history)

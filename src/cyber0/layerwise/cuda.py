@@ -1,8 +1,8 @@
 """The source for a CUDA device with Triton: matrices a few at a time, all vectors at once.
 
 Which matrices a walk asks for, and in which order, is learned from a first one; later ones make as many at a time as
-three of the largest hold, since a launch for each would leave the device half empty. (Making them ahead, on a stream
-beside the model's, was tried: the generator takes from matrix products more than it gains.)
+three of the largest hold, since a launch for each would leave the device half empty. Making them ahead, on a stream
+beside the model's, does not pay: the generator takes from matrix products more than it gains.
 """
 
 from collections.abc import Generator, Iterator
@@ -16,7 +16,7 @@ from cyber0.directions.kernels import table as table_of
 from cyber0.directions.tensors import Tensors, descend_all, gather, pair_all
 from cyber0.errors import InvalidEstimate
 from cyber0.layerwise import kernels
-from cyber0.layerwise.source import Aim, Layout, Pair
+from cyber0.layerwise.source import TOGETHER, Aim, Layout, Pair
 
 __all__ = ["Cuda"]
 
@@ -53,6 +53,7 @@ class Cuda:
         self._vectors = torch.empty(2, room, device=self.device)
         self._low = torch.empty(2, room, dtype=torch.bfloat16, device=self.device)
         self._wishes: list[Wish] = []
+        self._looked: set[int] = set()  # matrices of which rows are read, maybe before the whole is made
         self._groups: list[tuple[_Group, int]] = []  # for each wish, its group, and its place there
         self._others: list[Tensors] = []
         self._scratch: dict[torch.dtype, Tensor] = {}
@@ -143,6 +144,7 @@ class Cuda:
             plus.copy_(parameter.detach()[ids])
             minus.copy_(plus)
             return
+        self._looked.add(id(parameter))
         entry, flat = self.layout.place(parameter)
         table = self.table[:8] if self.due else self.table
         kernels.rows(flat.view(entry.shape), ids.contiguous(), table, entry.start, plus, minus, bits=self.bits)
@@ -162,9 +164,9 @@ class Cuda:
 
     def _plan(self) -> None:
         """Put neighbours of one kind into groups, and take note of what is not asked for as a matrix."""
-        most = 3 * max((self._size(wish) for wish in self._wishes), default=1)
+        most = TOGETHER * max((self._size(wish) for wish in self._wishes), default=1)
         groups: list[list[Wish]] = []
-        seen: set[int] = set()
+        seen = set(self._looked)
         kinds: list[tuple[Any, ...]] = []
         for wish in self._wishes:
             kind = wish[1], self.layout.places[wish[0]][1].dtype, wish[0] not in seen
@@ -177,7 +179,8 @@ class Cuda:
             seen.add(wish[0])
         made = [self._group(wishes, fresh=kind[2]) for wishes, kind in zip(groups, kinds, strict=True)]
         self._groups = [(group, place) for group in made for place in range(len(group.tensors.offsets))]
-        others = [(flat, entry.start) for number, (entry, flat) in self.layout.places.items() if number not in seen]
+        whole = seen - self._looked
+        others = [(flat, entry.start) for number, (entry, flat) in self.layout.places.items() if number not in whole]
         self._others = gather(others) if others else []
         for group in made:  # memory for all of them, before any is captured
             self._make(group)

@@ -57,7 +57,7 @@ class Walking:
     def walk(self, parameters: Parameters, losses: Losses, backend: str | Backend | None = None) -> Walk:
         """The walk of a model."""
         known = self._walks.get(id(parameters))
-        if known is None or known.parameters is not parameters:
+        if known is None or known.losses != losses:
             known = self._walks[id(parameters)] = Walk(parameters, losses, self.arithmetic, backend)
         return known
 

@@ -7,7 +7,7 @@ once for each half, with its parameters exchanged.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Both:
     dtype: torch.dtype
     rows: int
     still: bool = False  # one sign only, and it is not perturbed
+    shared: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # inputs that once were no batch
 
     def parts(self, x: Tensor) -> list[slice]:
         """The rows of each sign, of a tensor whose first dimension is the batch, or the batch and others as one."""
@@ -110,10 +111,17 @@ def _each(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
     kept = dict(module._parameters)
     pairs = {name: _pair(both, parameter) for name, parameter in kept.items() if parameter is not None}
     outputs: list[Any] = []
+    leaves, tree = trees.tree_flatten((inputs, named))
+    both.shared.update(
+        (id(module), at)
+        for at, x in enumerate(leaves)
+        if isinstance(x, Tensor) and not both.still and not both.holds(x)
+    )
     try:
         for sign in range(1 if both.still else 2):
             module._parameters.update({name: pair[sign] for name, pair in pairs.items()})
-            own = trees.tree_map_only(Tensor, lambda x, sign=sign: _part(both, x, sign), (inputs, named))
+            parts = [x if (id(module), at) in both.shared else _part(both, x, sign) for at, x in enumerate(leaves)]
+            own = trees.tree_unflatten(parts, tree)
             outputs.append(module.__class__.forward(module, *own[0], **own[1]))
     finally:
         module._parameters.update(kept)
@@ -127,8 +135,8 @@ def _pair(both: Both, parameter: Tensor) -> Pair:
     return plus.clone(), minus.clone()  # the module may have several
 
 
-def _part(both: Both, x: Tensor, sign: int) -> Tensor:
-    return x[both.parts(x)[sign]] if both.still or both.holds(x) else x  # what is not a batch, both see
+def _part(both: Both, x: Any, sign: int) -> Any:
+    return x[both.parts(x)[sign]] if isinstance(x, Tensor) else x
 
 
 def _joined(plus: Any, minus: Any) -> Any:

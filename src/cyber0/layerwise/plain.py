@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
 
+from cyber0.errors import InvalidEstimate
+
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import Walk
 
-__all__ = ["in_arithmetic", "run"]
+__all__ = ["in_arithmetic", "run", "shaped"]
 
 Tensor = torch.Tensor
 
@@ -44,7 +46,22 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
         return walk.losses(model, (inputs, labels))
 
     with in_arithmetic(walk.device, walk.arithmetic):
-        return torch.stack([losses(weights).float() for weights in copies])
+        return torch.stack([shaped(losses(weights), len(inputs)) for weights in copies])
+
+
+def shaped(losses: Tensor, samples: int) -> Tensor:
+    """Losses in float32, if there is one for each sample.
+
+    >>> shaped(torch.tensor(0.5), samples=2)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidEstimate: losses() gave shape () for 2 samples: it must give one loss for each, ...
+    """
+    if losses.shape != (samples,):
+        raise InvalidEstimate(
+            f"losses() gave shape {tuple(losses.shape)} for {samples} samples: it must give one loss for each, e.g. "
+            "reduction='none'"
+        )
+    return losses.float()
 
 
 def in_arithmetic(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

@@ -22,6 +22,7 @@ from cyber0.parameters import Entry, Parameters
 __all__ = ["Aim", "Layout", "Portable", "Source", "Still", "aimed", "normed"]
 
 Tensor = torch.Tensor
+TOGETHER = 3  # matrices as large as the largest that a CUDA device makes at a time
 Pair = tuple[Tensor, Tensor]
 
 

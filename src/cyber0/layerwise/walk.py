@@ -24,13 +24,14 @@ from torch import nn
 from cyber0.commit import Commit
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.directions.select import find as find_backend
-from cyber0.errors import InvalidEstimate
+from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, plain
 from cyber0.layerwise.attention import fast
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Both, Handler
 from cyber0.layerwise.parts import cuts, rounded, upload
+from cyber0.layerwise.plain import shaped
 from cyber0.layerwise.proof import prove
 from cyber0.layerwise.source import Aim, Layout, Portable, Source, Still, aimed
 from cyber0.parameters import Parameters
@@ -104,7 +105,7 @@ class Walk:
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
         self.most: int | None = None
         self._graphs = Graphs(self) if self._capturable else None
-        self._proven = False
+        self._proven, self._shared = False, set[tuple[int, int]]()
         self._cuts: dict[tuple[int, int | None], tuple[int, ...]] = {}
 
     @property
@@ -132,10 +133,16 @@ class Walk:
 
         `sizes`, how much of each sample counts, saves a look at the device.
         """
+        refuse_random(self.module)
+        self.parameters.check()
         inputs, labels = x.flatten(0, 1), y.flatten()
-        if sizes is None:
-            sizes_of: Any = getattr(self.module, "sizes", None)
-            sizes = None if sizes_of is None or inputs.ndim != 2 else sizes_of(inputs).cpu().numpy()
+        if len(labels) == 0:
+            raise EmptyBatch(f"x has shape {tuple(x.shape)}: there are no samples in it")
+        sizes_of: Any = getattr(self.module, "sizes", None)
+        if sizes_of is None or inputs.ndim != 2:
+            sizes = None
+        elif sizes is None:
+            sizes = sizes_of(inputs).cpu().numpy()
         return Batch(len(x), inputs, labels, sizes, self._parts(inputs, labels, sizes))
 
     def along(
@@ -148,9 +155,12 @@ class Walk:
     ) -> Tensor:
         """`slopes` of a batch that was made before."""
         step = float(np.float32(mu))
+        if not 0 < step < np.inf:
+            raise InvalidEstimate(f"mu = {mu} must be a positive number that float32 can hold")
         with torch.no_grad():
             if not self._proven:
                 self._prove(batch)
+                self._proven = True
             due = self.parameters.take(family) if self._writes and drift is None else None
             self.parameters.settle()
             both = self._both(batch, partial(aimed, self.parameters, key, step, family, drift, self.backend), due)
@@ -176,11 +186,11 @@ class Walk:
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """The losses [2, samples] of one part, at w + mu z and at w - mu z, along what was aimed at."""
-        both = Both(self.source, self.arithmetic, 2 * len(inputs))
+        both = Both(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
         self.source.begin()
         with self._patched(both, padded=padded):
             losses = self.losses(self.scores, (torch.cat([inputs, inputs]), torch.cat([labels, labels])))
-        return losses.float().view(2, -1)
+        return shaped(losses, 2 * len(inputs)).view(2, -1)
 
     def scores(self, inputs: Tensor) -> Tensor:
         """What the module gives, in float32."""
@@ -198,17 +208,16 @@ class Walk:
             while parts:
                 part = parts.pop(0)
                 try:
-                    out[:, part.order] = self._part(part)
+                    found, applied, due = self._part(part), due, None  # a walk that came back has applied it
+                    if applied is not None and parts:
+                        self.source.aim(aim())
+                    out[:, part.order] = found
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
                     self._halve([part], error)
                     parts = batch.parts[:] = self._parts(batch.inputs, batch.labels, batch.sizes)
-                    continue
-                if due is not None:
-                    due = None
-                    if parts:
-                        self.source.aim(aim())
+                    self.source.aim(aim(due=due))
         finally:
             if due is not None:  # nothing has been walked
                 self.parameters.defer(due)
@@ -274,8 +283,6 @@ class Walk:
 
     def _prove(self, batch: Batch) -> None:
         """Walk only a model that has shown it can be; else take it whole."""
-        self._proven = True
-        refuse_random(self.module)
         self.parameters.settle()
         if self.handlers is None:
             return

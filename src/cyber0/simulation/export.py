@@ -169,5 +169,8 @@ def _aggregates(path: Path, rounds: int, identity: Identity) -> NDArray[np.float
 def _fingerprint(path: Path, rounds: int) -> int | None:
     """That of the run's final model; None while it is going on."""
     summary = path / "summary.json"
-    found: Line = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    return int(found["model_fingerprint"], 16) if found.get("rounds") == rounds else None
+    try:
+        found: Line = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+        return int(found["model_fingerprint"], 16) if found.get("rounds") == rounds else None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidConfig(f"{summary} is damaged: remove it, and `cyber0 run --resume` the run") from error

@@ -15,6 +15,7 @@ from cyber0.config import RunConfig
 from cyber0.errors import InvalidModel, UnknownName
 from cyber0.layerwise.measure import is_walked
 from cyber0.layerwise.parts import cuts
+from cyber0.layerwise.source import TOGETHER
 from cyber0.layerwise.walk import FIXED
 from cyber0.tasks.text.classifier import AT_ONCE
 from cyber0.tasks.text.heads import LabelRows
@@ -35,7 +36,7 @@ __all__ = [
 ENGINES = ("plain", "layerwise")
 BYTES = {"float32": (4, 4), "mixed": (4, 2), "bf16": (2, 2)}  # of a weight, and of a number in the arithmetic
 WIDE = 8  # vectors of a token's width that a layer of a transformer holds at once
-MATRICES = {"cuda": 3}  # matrices whose signs a walk makes together; one elsewhere
+MATRICES = {"cuda": TOGETHER}  # matrices whose signs a walk makes together; one elsewhere
 
 
 @dataclass(frozen=True, slots=True)
