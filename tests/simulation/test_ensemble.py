@@ -6,7 +6,7 @@ import pytest
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.simulation.ensemble import Ensemble, shape_of
-from cyber0.simulation.run import run_together
+from cyber0.simulation.export import recorded
 
 SMALL = {"clients": 6, "byzantine": 1, "directions": 5, "batch": 8, "rounds": 3, "source": "embedded", "device": "cpu"}
 CELLS = [
@@ -47,7 +47,7 @@ def test_a_run_of_user_s_own_rule_plays_among_others(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     configs = [RunConfig(**SMALL, rule="own_rule:first", seed=seed) for seed in (0, 1)]
-    assert [line[-1]["rounds"] for line in run_together(configs)] == [3, 3]
+    assert [lines[-1]["rounds"] for lines, _ in recorded(configs)] == [3, 3]
 
 
 def test_what_differs_in_shape_is_refused():

@@ -13,7 +13,7 @@ from cyber0.estimate import Losses, estimate
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
 
-__all__ = ["Measure", "Precision", "Walking", "is_walked", "measure_of", "prepared"]
+__all__ = ["Measure", "Precision", "Walking", "called", "is_walked", "measure_of", "prepared"]
 
 Precision = Literal["float32", "mixed", "bf16"]
 """float32: masters and arithmetic; mixed: float32 masters, bf16 arithmetic; bf16: both, rounded by the stream."""
@@ -103,6 +103,18 @@ def measure_of(module: Any, precision: Precision = "float32") -> Measure:
     True
     """
     return Walking(arithmetic_of(precision)) if is_walked(module) else estimate
+
+
+def called(measure: Measure, parameters: Parameters, losses: Losses) -> Any:
+    """The model as it is evaluated: itself, or in the arithmetic that its clients measure in.
+
+    >>> model = torch.nn.Linear(3, 2)
+    >>> called(estimate, Parameters.of(model), torch.nn.functional.cross_entropy) is model
+    True
+    """
+    if isinstance(measure, Walking) and measure.arithmetic != torch.float32:
+        return measure.walk(parameters, losses).model
+    return parameters.module
 
 
 def arithmetic_of(precision: Precision) -> torch.dtype:

@@ -14,7 +14,7 @@ from cyber0.config import RunConfig
 from cyber0.directions.select import host
 from cyber0.errors import InvalidConfig, NonFiniteLoss
 from cyber0.estimate import full_precision
-from cyber0.layerwise.measure import Walking, measure_of, prepared
+from cyber0.layerwise.measure import called, measure_of, prepared
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import base_digest, layout_bytes
 from cyber0.protocol.records import from_wire, to_wire
@@ -87,9 +87,7 @@ class Trained:
 
     def evaluate(self) -> tuple[float, float, int]:
         """Accuracy and mean loss on the task's test samples, and how many they are."""
-        model: Any = self.parameters.module
-        if isinstance(self._measure, Walking) and self.config.precision != "float32":
-            model = self._measure.walk(self.parameters, self.task.losses).model
+        model = called(self._measure, self.parameters, self.task.losses)
         accuracy, loss = evaluate(model, self.task.dataset, self.device, losses=self.task.losses)
         return accuracy, loss, len(self.task.dataset.test_labels)
 

@@ -68,7 +68,9 @@ class Record:
 def recorded(
     configs: Sequence[RunConfig], watch: Callable[[int], None] | None = None, task: Task | None = None
 ) -> list[tuple[list[Line], History | None]]:
-    """As `run_together`, and with the lines of each run the run itself; None for FedAvg's, which sends weights.
+    """Play runs of one shape as one batch; of each, its evaluations and its summary, and the run itself.
+
+    That is None for FedAvg's, which sends weights. `watch` gets the number of each round.
 
     >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
     >>> [(lines, history)] = recorded([RunConfig(**small)])

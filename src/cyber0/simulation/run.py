@@ -1,9 +1,9 @@
-"""A run from its first round to its summary, in a folder or without one; and several as one batch."""
+"""A run from its first round to its summary, in a folder or without one."""
 
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,11 @@ import numpy as np
 
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig
-from cyber0.simulation.ensemble import Ensemble
 from cyber0.simulation.folder import Folder, Line
 from cyber0.simulation.simulation import Round, Simulation
 from cyber0.tasks.dataset import Dataset
-from cyber0.tasks.task import Task
 
-__all__ = ["Minutes", "run", "run_together"]
+__all__ = ["Minutes", "run"]
 
 Watch = Callable[[Round, Line], None]
 Begin = Callable[[Simulation, Line], None]
@@ -58,25 +56,6 @@ def run(
     finally:
         if folder is not None:
             folder.close()
-
-
-def run_together(
-    configs: Sequence[RunConfig], watch: Callable[[int], None] | None = None, task: Task | None = None
-) -> list[list[Line]]:
-    """Play runs of one shape as one batch; of each, its evaluations, then its summary. `watch` gets a round's number.
-
-    >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
-    >>> [lines[-1]["rounds"] for lines in run_together([RunConfig(seed=seed, **small) for seed in (0, 1)])]
-    [2, 2]
-    """
-    ensemble = Ensemble(configs, task)
-    minutes = [Minutes(simulation, share=1 / len(configs)) for simulation in ensemble.simulations]
-    for number, rounds in enumerate(ensemble.play()):
-        for kept, played in zip(minutes, rounds, strict=True):
-            kept.add(played)
-        if watch is not None:
-            watch(number)
-    return [[*kept.lines, kept.summary()] for kept in minutes]
 
 
 class Minutes:

@@ -15,7 +15,7 @@ from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
 from cyber0.errors import Cyber0Error, InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
-from cyber0.layerwise.measure import Walking, measure_of, prepared
+from cyber0.layerwise.measure import Walking, called, measure_of, prepared
 from cyber0.parameters import Parameters
 from cyber0.protocol.decide import as_scalars, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
@@ -137,9 +137,7 @@ class Simulation:
 
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss of the global model on the test samples."""
-        model: Any = self.parameters.module
-        if isinstance(self.world.measure, Walking) and self.config.precision != "float32":
-            model = self.world.measure.walk(self.parameters, self.task.losses).model
+        model = called(self.world.measure, self.parameters, self.task.losses)
         inputs, labels = self.population.test
         return evaluate(model, (inputs, labels), self.device, losses=self.task.losses)
 
