@@ -111,6 +111,7 @@ PUBLIC = {
     "cyber0.layerwise.source": ["Aim", "Layout", "Portable", "Source", "Still", "aimed", "normed"],
     "cyber0.layerwise.walk": ["Batch", "Walk"],
     "cyber0.replay.fit": ["fitted", "lacking"],
+    "cyber0.replay.paths": ["by_name", "whole_paths"],
     "cyber0.simulation.export": ["Record", "from_folder", "recorded", "renamed", "shared"],
     "cyber0.simulation.ensemble": ["Ensemble", "shape_of"],
     "cyber0.simulation.run": ["Minutes", "run"],

@@ -157,7 +157,7 @@ def _member(name, model, setup):
 def test_a_federation_in_bf16_ends_with_the_bits_of_its_ledger(folder):
     config = config_of(folder, precision="bf16", rounds=3)
     ledger, task = Memory(), load_task(config, folder)
-    models = [Trained(config, place, task, "cpu") for place in range(3)]  # transformers cannot load in three threads
+    models = [Trained(config, place, task, "cpu") for place in range(3)]
     makes = {f"client-{place}": partial(_member, f"client-{place}", model) for place, model in enumerate(models)}
     done, _ = play(config, ledger, makes, setup={"deadline": 30.0})
     _, initial = base(ledger.identity, folder / "roberta" / "model.safetensors")

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tomli_w import dumps
 
 from cyber0.errors import Cyber0Error, InvalidConfig, InvalidData
+from cyber0.tasks.task import make
+from cyber0.tasks.text import tiny
 from cyber0.tasks.text.prompts import Prompt, load, pieces
 from cyber0.tasks.text.rows import few, locate, read, split
 
@@ -139,6 +142,29 @@ def test_tables_of_spreadsheets_are_read(tmp_path, head):
 def test_a_prompt_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(InvalidConfig, match=r"there is no prompt file .*gone.toml: name one beside the data"):
         load(tmp_path / "gone.toml")
+
+
+def test_a_prompt_is_looked_for_in_the_folder_then_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data"
+    (folder / "sst2").mkdir(parents=True)  # of the data, and named as a prompt that comes with the package
+    with pytest.raises(InvalidConfig, match=r"there is no prompt file my.toml"):
+        load("my.toml", folder)
+    for place in (tmp_path, folder):
+        (place / "my.toml").write_text(dumps({**KEYS, "title": place.name}))
+        assert load("my.toml", folder).title == place.name
+    assert load("my.toml").title == load(tmp_path / "my.toml", folder).title == tmp_path.name
+    assert load("sst2", folder) == load("sst2")
+
+
+def test_a_task_of_the_package_finds_your_prompt_beside_its_data(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "sst2").mkdir()
+    for name in ("glue_train.jsonl", "glue_dev.jsonl"):
+        (tmp_path / "sst2" / name).write_text('{"text": "a dull film", "label": 0}\n{"text": "a film", "label": 1}\n')
+    (tmp_path / "my.toml").write_text(dumps({**KEYS, "title": "mine"}))
+    model = str(tiny.model(tmp_path / "model"))
+    assert make("sst2(prompt='my.toml')", tmp_path, model=model).dataset.source.startswith("mine, from")
 
 
 def test_data_are_looked_for_in_the_folder_then_the_environment_then_the_cache(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import Verdict
 from cyber0.protocol.sqlite import File
 from cyber0.replay import opened
+from cyber0.replay.paths import whole_paths
 
 __all__ = ["ledger"]
 
@@ -96,6 +97,15 @@ def export(
     line(console, "head", history.head.commit.hex())
     line(console, "signed", "yes" if history.seal is not None and history.seal.signature else "no")
     line(console, "written to", f"{out}, {size:,} bytes")
+    for path in whole_paths(history.identity.config):
+        _warn(out, path, file if file.is_dir() else None)
+
+
+def _warn(out: Path, path: str, folder: Path | None) -> None:
+    """Say that a path goes along: what is in a run's identity is not ours to change."""
+    kept = "it is part of the run's identity, and stays"
+    own = f"to leave it out, put the file beside the data, write its name alone in {folder}/config.toml, export again"
+    typer.secho(f"cyber0: {out} names {path}: {kept if folder is None else own}", fg="yellow", err=True)
 
 
 @contextmanager

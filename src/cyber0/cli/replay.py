@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cyber0.cli.ledger import Run, line
+from cyber0.errors import InvalidConfig
 from cyber0.extras import require
 from cyber0.replay import base as base_of
 from cyber0.replay import opened, rebuild
@@ -24,6 +25,8 @@ Base = Annotated[
         show_default=False,
     ),
 ]
+Data = Annotated[Path | None, typer.Option(help="Of --base task: where its data are now.", show_default=False)]
+Model = Annotated[str | None, typer.Option(help="Of --base task: where its model is now.", show_default=False)]
 
 
 def replay(
@@ -34,11 +37,14 @@ def replay(
         int | None, typer.Option("--round", min=0, help="Only so many rounds.", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    data: Data = None,
+    model: Model = None,
 ) -> None:
     """Rebuild a trained model, bit for bit, from the weights it began with and its ledger or exported run."""
+    check_task_options(base, data, model)
     console = Console()
     with opened(run) as ledger:
-        weights, parameters = base_of(ledger.identity, base_path(base))
+        weights, parameters = base_of(ledger.identity, base_path(base), data, model)
         count = ledger.head.rounds if rounds is None else rounds
         begin = time.perf_counter()
         with watching(console, "replaying", count) as watch:
@@ -49,6 +55,19 @@ def replay(
     line(console, "seconds", f"{seconds:.2f}")
     line(console, "fingerprint", f"{fingerprint:016x}")
     line(console, "written to", out)
+
+
+def check_task_options(base: str | None, data: Path | None, model: str | None) -> None:
+    """Refuse to be told where a task's data or model are, where no task is built.
+
+    >>> check_task_options("model.safetensors", Path("texts"), None)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: --data texts is for --base task, and --base is model.safetensors: leave it out
+    """
+    for name, value in (("--data", data), ("--model", model)):
+        if value is not None and base != "task":
+            said = "which is not given: give it too" if base is None else f"and --base is {base}: leave it out"
+            raise InvalidConfig(f"{name} {value} is for --base task, {said}")
 
 
 def base_path(base: str) -> Path | None:

@@ -98,7 +98,7 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
         with _watching(console, recipe) as watch:
             results = play(recipe, folder, watch=watch, **options)
     except KeyboardInterrupt:
-        console.print("stopped; what has ended is kept. Give the same command to go on.", markup=False, highlight=False)
+        console.print(_stopped(folder), markup=False, highlight=False)
         raise typer.Exit(130) from None
     _show(console, results)
     console.print(f"report    {folder / 'report.html'}", markup=False, highlight=False)
@@ -108,6 +108,12 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
             console.print(f"failed    {name}, seed {failure.seed}: {failure.message}", style="red", markup=False)
         console.print(f"{len(results.failures)} runs failed: give the same command to try them again", style="red")
         raise typer.Exit(1)
+
+
+def _stopped(folder: Path) -> str:
+    begun = any((folder / "unfinished").glob("*/metrics.jsonl"))
+    too = ", and runs under way up to their last evaluation" if begun else ""
+    return f"stopped; what has ended is kept{too}. Give the same command to go on."
 
 
 @contextmanager

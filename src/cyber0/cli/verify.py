@@ -7,8 +7,9 @@ import typer
 from rich.console import Console
 
 from cyber0.cli.ledger import Run, line
-from cyber0.cli.replay import base_path, chosen, watching
+from cyber0.cli.replay import Data, Model, base_path, check_task_options, chosen, watching
 from cyber0.errors import InvalidLedger
+from cyber0.parameters import Parameters
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.signing import public_key
 from cyber0.protocol.verify import Report
@@ -29,15 +30,19 @@ def verify(
     signer: Annotated[Path | None, typer.Option(help="The federator's certificate or public key, in PEM.")] = None,
     own_rule: Annotated[bool, typer.Option("--own-rule", help="Run a rule that is code of yours.")] = False,
     device: Annotated[str, typer.Option(help="Where --base rebuilds: auto, cpu, cuda, ...")] = "auto",
+    data: Data = None,
+    model: Model = None,
 ) -> None:
     """Check the chain, every aggregate, the seals; against a known head, a signer, the base where they are given."""
+    check_task_options(base, data, model)
     console = Console()
     key = None if signer is None else public_key(signer)
     with opened(run) as ledger:
         with watching(console, "verifying", ledger.head.rounds) as watch:
             report = check(ledger, head=_known(head), signer=key, own_rule=own_rule, watch=watch)
         if base is not None and report.sound:
-            _check_model(console, report, ledger, base, device)
+            _, parameters = base_of(ledger.identity, base_path(base), data, model)
+            _check_model(console, report, ledger, parameters, device)
     _print(console, report)
     if not report.sound:
         raise typer.Exit(1)
@@ -53,8 +58,7 @@ def _known(head: str | None) -> bytes | None:
     return known
 
 
-def _check_model(console: Console, report: Report, ledger: Ledger, base: str, device: str) -> None:
-    _, parameters = base_of(ledger.identity, base_path(base))
+def _check_model(console: Console, report: Report, ledger: Ledger, parameters: Parameters, device: str) -> None:
     known = {seal.rounds: seal.fingerprint for seal in ledger.seals if seal.fingerprint is not None}
     rounds = max(known, default=ledger.head.rounds)
     with watching(console, "replaying", rounds) as watch:

@@ -181,6 +181,8 @@ def find(backend: str | Backend | None, device: Any) -> Backend:
 
 
 def _make(backend: str | Backend) -> Backend:
+    if isinstance(backend, Hosted):
+        return backend.inner
     if not isinstance(backend, str):
         return backend
     if backend not in BACKENDS:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cyber0.commit import Commit
+from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidLedger, InvalidParameters
 from cyber0.extras import require
 from cyber0.parameters import Manifest, Parameters
@@ -17,6 +18,7 @@ from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import from_wire
 from cyber0.protocol.sqlite import File
 from cyber0.replay.fit import fitted, lacking
+from cyber0.replay.paths import by_name
 from cyber0.replay.weights import Weights
 
 __all__ = ["base", "opened", "rebuild"]
@@ -48,8 +50,12 @@ def _found(path: Path) -> File | Memory:
     return memory
 
 
-def base(identity: Identity, path: Path | None) -> tuple[Weights, Parameters]:
+def base(
+    identity: Identity, path: Path | None, data: Path | None = None, model: str | None = None
+) -> tuple[Weights, Parameters]:
     """The weights a run starts from, out of a file, or built by its own task where there is none; checked.
+
+    `data` and `model` say where those of the task are now, if elsewhere.
 
     A pretrained file may be of another precision than the run's, and has no layer that the run put on top of it: it is
     converted, and such a layer begins at zero. The digest proves that the run began so, too.
@@ -65,7 +71,7 @@ def base(identity: Identity, path: Path | None) -> tuple[Weights, Parameters]:
     >>> base(identity, path)[1].fingerprint() == zeros.fingerprint()
     True
     """
-    found = _built(identity) if path is None else Weights.read(path)
+    found = _built(identity.config, data, model) if path is None else Weights.read(path)
     layout = _layout(identity, found)
     weights = fitted(found, layout)
     parameters = weights.parameters(layout)
@@ -131,15 +137,16 @@ def _layout(identity: Identity, weights: Weights) -> Manifest:
     return layout
 
 
-def _built(identity: Identity) -> Weights:
-    config = identity.config
-    if ":" in config.task:
-        raise InvalidConfig(f"task = {config.task!r} is code of somebody: give the base as a file")
+def _built(config: RunConfig, data: Path | None, model: str | None) -> Weights:
+    name = config.task if data is None else by_name(config.task, data)
+    if ":" in name:  # of the task itself, or of an option that is one
+        raise InvalidConfig(f"task = {name!r} is code of somebody: give the base as a file")
     require("torch", extra="train")
     from cyber0.tasks.task import make
 
-    folder = Path(config.data) if config.data and Path(config.data).is_dir() else None  # it may be another machine's
-    task = make(config.task, folder, config.source, config.model)
+    if data is None and config.data and Path(config.data).is_dir():  # it may be another machine's
+        data = Path(config.data)
+    task = make(name, data, config.source, model or config.model)
     module: Any = task.build(config.seed)
     return Weights.of({name: _host(value.detach()) for name, value in module.named_parameters()})
 

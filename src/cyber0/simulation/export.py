@@ -59,6 +59,10 @@ class Record:
         nothing = np.zeros((self.identity.plan.rows, self.identity.plan.directions), dtype=np.float32)
         self._scalars.append(to_wire(nothing if played.aggregate is None else played.aggregate))
 
+    def add_all(self, aggregates: NDArray[np.float32]) -> None:
+        """Take note of rounds that were played before, [rounds, rows, directions], as a run's folder has them."""
+        self._scalars.append(_changes(aggregates))
+
     def history(self) -> History:
         """The rounds so far, and the fingerprint they lead to."""
         run = History(self.identity, b"".join(self._scalars))
@@ -66,11 +70,15 @@ class Record:
 
 
 def recorded(
-    configs: Sequence[RunConfig], watch: Callable[[int], None] | None = None, task: Task | None = None
+    configs: Sequence[RunConfig],
+    watch: Callable[[int], None] | None = None,
+    task: Task | None = None,
+    folder: Folder | None = None,
 ) -> list[tuple[list[Line], History | None]]:
     """Play runs of one shape as one batch; of each, its evaluations and its summary, and the run itself.
 
-    That is None for FedAvg's, which sends weights. `watch` gets the number of each round.
+    That is None for FedAvg's, which sends weights. `watch` gets the number of each round. A single run may have a
+    `folder`: it goes on from there, or anew where what is there is damaged.
 
     >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
     >>> [(lines, history)] = recorded([RunConfig(**small)])
@@ -78,9 +86,14 @@ def recorded(
     True
     """
     ensemble = Ensemble(configs, task)
-    records = [Record(run) if run.config.algorithm == "cyber0" else None for run in ensemble.simulations]
-    minutes = [Minutes(simulation, share=1 / len(configs)) for simulation in ensemble.simulations]
-    for number, rounds in enumerate(ensemble.play()):
+    try:
+        minutes, records = _begin(ensemble.simulations, folder)
+    except InvalidConfig:
+        if folder is None or not folder.lines:
+            raise
+        folder.clear()
+        return recorded(configs, watch, ensemble.simulations[0].task, folder)
+    for number, rounds in enumerate(ensemble.play(), ensemble.simulations[0].rounds):
         for kept, record, played in zip(minutes, records, rounds, strict=True):
             kept.add(played)
             if record is not None:
@@ -89,6 +102,15 @@ def recorded(
             watch(number)
     ended = zip(minutes, records, strict=True)
     return [([*kept.lines, kept.summary()], None if record is None else record.history()) for kept, record in ended]
+
+
+def _begin(runs: list[Simulation], folder: Folder | None) -> tuple[list[Minutes], list[Record | None]]:
+    """What is kept of runs as they are played, with all that was played before."""
+    records = [Record(run) if run.config.algorithm == "cyber0" else None for run in runs]
+    minutes = [Minutes(run, folder, share=1 / len(runs)) for run in runs]
+    if folder is not None and (record := records[0]) is not None:
+        record.add_all(folder.aggregates(record.identity.plan.rows, record.identity.plan.directions))
+    return minutes, records
 
 
 def from_folder(path: Path, data: str | None = None, model: str | None = None) -> History:
@@ -112,9 +134,8 @@ def from_folder(path: Path, data: str | None = None, model: str | None = None) -
             f"{path} began with a model of fingerprint {lines[0].get('model')}, but this one has {found}: "
             "give it the same by --model and --data"
         )
-    aggregates = _aggregates(path, lines[-1]["round"], identity)
-    aggregates[~np.isfinite(aggregates).all(axis=(1, 2))] = 0
-    return _sealed(History(identity, to_wire(aggregates)), _fingerprint(path, lines[-1]["round"]))
+    scalars = _changes(_aggregates(path, lines[-1]["round"], identity))
+    return _sealed(History(identity, scalars), _fingerprint(path, lines[-1]["round"]))
 
 
 def renamed(run: History, model: str | None) -> History:
@@ -138,6 +159,12 @@ def _identity(simulation: Simulation, config: RunConfig | None = None) -> Identi
         raise InvalidExport(f"{simulation.rounds} rounds have been played: a record begins before the first")
     roster = [f"client-{number}" for number in range(config.clients)]
     return Identity.of(shared(config), roster, simulation.parameters, keep_votes=False)
+
+
+def _changes(aggregates: NDArray[np.float32]) -> bytes:
+    """Rounds [rounds, rows, directions] as they travel; zeros where too few voted."""
+    voted = np.isfinite(aggregates).all(axis=(1, 2), keepdims=True)
+    return to_wire(np.where(voted, aggregates, 0))
 
 
 def _sealed(run: History, fingerprint: int | None) -> History:

@@ -9,6 +9,8 @@ model.safetensors  the final weights
 
 import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +18,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.config import RunConfig, load, merged
-from cyber0.errors import InvalidConfig
+from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
 from cyber0.files import held, write_whole
 
 __all__ = ["Folder"]
 
 FILES = ("config.toml", "metrics.jsonl", "scalars.f32", "summary.json", "model.safetensors")
+NEEDED = ("round", "accuracy", "loss", "votes", "skipped", "seconds")  # of an evaluation, to go on from it
+PLACES = {"data", "model", "device"}  # of a machine, not of a run
 Line = dict[str, Any]
 
 
 class Folder:
-    """A run's folder, held by one process at a time; made by `Folder.new` or `Folder.resume`.
+    """A run's folder, held by one process at a time; made by `Folder.new`, `Folder.resume` or `Folder.begun`.
 
     >>> from tempfile import mkdtemp
     >>> folder = Folder.new(Path(mkdtemp()) / "run", RunConfig(rounds=2))
-    >>> folder.append(np.ones((1, 1, 64)), {"round": 1, "accuracy": 0.5})
+    >>> line = {"round": 1, "accuracy": 0.5, "loss": 1.2, "votes": 40, "skipped": 0, "seconds": 0.1}
+    >>> folder.append(np.ones((1, 1, 64)), line)
     >>> folder.close()
     >>> folder = Folder.resume(folder.path)
-    >>> folder.lines
-    [{'round': 1, 'accuracy': 0.5}]
+    >>> folder.lines == [line]
+    True
     >>> folder.aggregates(rows=1, width=64).shape
     (1, 1, 64)
     >>> folder.close()
@@ -48,7 +53,7 @@ class Folder:
     @classmethod
     def new(cls, path: Path, config: RunConfig) -> "Folder":
         """Make the folder of a new run; one that holds files of another run is refused, and left as it is."""
-        try:
+        with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
             lock = held(path, "run")
             for name in FILES:
@@ -58,23 +63,37 @@ class Folder:
                         f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}"
                     )
             write_whole(path / "config.toml", config.to_toml())
-        except OSError as error:
-            raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
         return cls(path, config, lock)
 
     @classmethod
     def resume(cls, path: Path) -> "Folder":
         """Open the folder of a run that was stopped."""
         config = cls.configuration(path)
-        try:
+        with _writing(path):
             lock = held(path, "run")
-        except OSError as error:
-            raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
         try:
             return cls(path, config, lock)
         except BaseException:
             lock.close()
             raise
+
+    @classmethod
+    def begun(cls, path: Path, config: RunConfig) -> "Folder":
+        """Open the folder of a run that may have been begun there; what is damaged, or another run's, is removed.
+
+        It is the same run wherever its data and its model are, and on any device.
+        """
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = held(path, "run")
+            try:
+                if _asked(cls.configuration(path)) == _asked(config):
+                    return cls(path, config, lock)
+            except InputError:  # nothing was begun, or it is damaged
+                pass
+            _clear(path)
+            write_whole(path / "config.toml", config.to_toml())
+        return cls(path, config, lock)
 
     @staticmethod
     def configuration(path: Path) -> RunConfig:
@@ -104,6 +123,8 @@ class Folder:
         """Add rounds, [rounds, rows, width], then the evaluation at their end."""
         with (self.path / "scalars.f32").open("ab") as file:
             file.write(np.asarray(aggregates, dtype="<f4").tobytes())
+            file.flush()
+            os.fsync(file.fileno())  # no evaluation outlives what led to it, even where the machine goes down
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
@@ -111,6 +132,11 @@ class Folder:
         """Write the final weights and the outcome."""
         require("safetensors.torch", extra="train").save_file(tensors, self.path / "model.safetensors")
         write_whole(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+
+    def clear(self) -> None:
+        """Forget what was played."""
+        _clear(self.path)
+        self.lines = []
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -123,9 +149,27 @@ class Folder:
         whole = data.rfind(b"\n") + 1
         try:
             lines = [json.loads(line) for line in data[:whole].splitlines()]
-            _ = [line["round"] for line in lines]
+            _ = [line[key] for line in lines for key in NEEDED]
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidConfig(f"{metrics} is damaged: {error}") from None
         if whole < len(data):
             os.truncate(metrics, whole)
         return lines
+
+
+@contextmanager
+def _writing(path: Path) -> Generator[None]:
+    """Turn what the system raises at a folder into an error that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
+
+
+def _asked(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(exclude=PLACES)
+
+
+def _clear(path: Path) -> None:
+    for name in reversed(FILES[1:]):  # evaluations last: without them what led to them would not be missed
+        (path / name).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidConfig
+from cyber0.errors import InvalidCommit, InvalidConfig, InvalidData
 from cyber0.simulation.folder import Folder, Line
 from cyber0.simulation.simulation import Round, Simulation
 from cyber0.tasks.dataset import Dataset
@@ -99,26 +99,41 @@ class Minutes:
 def _begin(simulation: Simulation, folder: Folder | None) -> list[Line]:
     """The evaluations so far, with the simulation where the last one left it; a first one for a new run."""
     origin = _origin(simulation)
-    beginning = {**_line(simulation, 0.0, 0, 0), **origin}
-    if folder is None or not folder.lines:
-        if folder is not None:
-            folder.append(np.empty(0), beginning)
-        return [beginning]
-    for key, value in origin.items():
-        if folder.lines[0].get(key) != value:
-            raise InvalidConfig(
-                f"{folder.path} was begun with another {key} ({folder.lines[0].get(key)}, now {value}): "
-                "give it the same data"
-            )
-    simulation.replay(folder.aggregates(simulation.learner.rows, simulation.learner.width))
-    return list(folder.lines)
+    if folder is not None and folder.lines:
+        _go_on(simulation, folder, origin)
+        return [folder.lines[0] | origin, *folder.lines[1:]]
+    beginning = _line(simulation, 0.0, 0, 0) | origin
+    if folder is not None:
+        folder.append(np.empty(0), beginning)
+    return [beginning]
 
 
 def _origin(simulation: Simulation) -> Line:
-    """What a run starts from: it can only be continued with the same."""
+    """What a run starts from, before anything has been played."""
     dataset = simulation.task.dataset
-    model = f"{simulation.parameters.fingerprint():016x}"  # nothing has been played yet
-    return {"data": dataset.source, "data_sha256": _digest(dataset), "model": model}
+    return {"data": dataset.source, "data_sha256": _digest(dataset), "model": _model(simulation)}
+
+
+def _go_on(simulation: Simulation, folder: Folder, origin: Line) -> None:
+    """Take the rounds of a folder: begun with the same, wherever that lay, and ending in the model last evaluated."""
+    first, last = folder.lines[0], folder.lines[-1]
+    for key in ("data_sha256", "model"):
+        if first.get(key) != origin[key]:
+            raise InvalidData(
+                f"{folder.path} was begun with another {key} ({first.get(key)}, now {origin[key]}): "
+                "give it the same data and the same model, or remove it"
+            )
+    try:
+        simulation.replay(folder.aggregates(simulation.learner.rows, simulation.learner.width))
+        model = _model(simulation)
+    except InvalidCommit:
+        model = "none"
+    if last.get("model", model) != model:
+        raise InvalidConfig(f"{folder.path} is damaged: its scalars do not lead to the model of round {last['round']}")
+
+
+def _model(simulation: Simulation) -> str:
+    return f"{simulation.parameters.fingerprint():016x}"
 
 
 @lru_cache(maxsize=1)  # runs that are played together share their data
@@ -151,6 +166,7 @@ def _line(simulation: Simulation, seconds: float, votes: int, skipped: int) -> L
         "votes": votes,
         "skipped": skipped,
         "seconds": seconds,
+        "model": _model(simulation),
     }
 
 
@@ -164,7 +180,7 @@ def _summary(simulation: Simulation, lines: list[Line]) -> Line:
         "rounds": simulation.rounds,
         "skipped_rounds": last["skipped"],
         "seconds": last["seconds"],
-        "model_fingerprint": f"{simulation.parameters.fingerprint():016x}",
+        "model_fingerprint": _model(simulation),
         "data": simulation.task.dataset.source,
         "device": str(simulation.device),
     }

@@ -130,10 +130,13 @@ class Simulation:
 
     def replay(self, aggregates: NDArray[np.float32]) -> None:
         """Take rounds from what was aggregated in them, [rounds, rows, k]; a round of NaN changed nothing."""
-        for aggregate in aggregates:
-            if np.isfinite(aggregate).all():
-                self.learner.advance(self.world, self.rounds, aggregate)
-            self.rounds += 1
+        voted = [(t, aggregate) for t, aggregate in enumerate(aggregates, self.rounds) if np.isfinite(aggregate).all()]
+        if self.config.algorithm == "cyber0":
+            self.parameters.apply_all(self.config.plan.commit(t, aggregate) for t, aggregate in voted)
+        else:
+            for t, aggregate in voted:
+                self.learner.advance(self.world, t, aggregate)
+        self.rounds += len(aggregates)
 
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss of the global model on the test samples."""

@@ -2,12 +2,15 @@
 
 study.toml    the recipe: the folder belongs to it
 runs/         a JSON file for each run: its labels, its configuration, its evaluations, its summary
+unfinished/   the folder of each run that is being played alone, or was when the study was stopped
 exports/      where the recipe says `keep`, a file for each run that rebuilds its model: `cyber0 replay`
 log.jsonl     a line for each time the study was worked on: the command, the machine, the time it took
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from cyber0.config import load
@@ -22,6 +25,7 @@ from cyber0.study.work import Job, Outcome
 
 __all__ = ["StudyFolder"]
 
+MENDED = ("task", "partition", "attack", "rule")  # where a user's own stand, as package:object
 ELSEWHERE = {"data", "device"}  # of a machine, not of a study
 
 
@@ -36,7 +40,7 @@ class StudyFolder:
     """
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
-        self.path, self.recipe = path, recipe
+        self.path, self.unfinished, self.recipe = path, path / "unfinished", recipe
         try:
             path.mkdir(parents=True, exist_ok=True)
             others = sorted(found.name for found in path.iterdir() if found.name not in (".lock", "runs"))
@@ -55,6 +59,8 @@ class StudyFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # runs are left in it, or it is not there
+            self.unfinished.rmdir()
         self._lock.close()
 
     def done(self, job: Job) -> bool:
@@ -66,12 +72,18 @@ class StudyFolder:
         if found != (ours := self._config(job)):
             different = sorted(key for key in found | ours if found.get(key) != ours.get(key))
             raise InvalidConfig(f"{kept} is a run with another {', '.join(different)}: name another folder")
+        self._forget(job)  # a study that was killed may not have come to it
         return True
 
     def keep(self, outcome: Outcome) -> None:
-        """Write down what became of a run; one that failed is tried again next time."""
+        """Write down what became of a run; one that failed is tried again next time, from its last evaluation.
+
+        Where it has rules or the like of the user's own it begins anew: they may be mended by then.
+        """
         job, failed = outcome.job, self._file(outcome.job).with_suffix(".failed")
         if outcome.error is not None:
+            if ":" in "".join(getattr(job.config, key) for key in MENDED):
+                self._forget(job)
             write_whole(failed, json.dumps({"labels": job.labels, "seed": job.config.seed, "error": outcome.error}))
             return
         if self.recipe.keep and outcome.history is not None:
@@ -80,6 +92,7 @@ class StudyFolder:
         kept = {"labels": job.labels, "config": self._config(job), "lines": lines, "summary": summary}
         write_whole(self._file(job), json.dumps(kept, allow_nan=False))
         failed.unlink(missing_ok=True)
+        self._forget(job)
 
     def log(self, line: dict[str, Any]) -> None:
         """Say that the study was worked on."""
@@ -104,6 +117,9 @@ class StudyFolder:
 
     def _file(self, job: Job) -> Path:
         return self.path / "runs" / f"{job.name}.json"
+
+    def _forget(self, job: Job) -> None:
+        rmtree(self.unfinished / job.name, ignore_errors=True)
 
     def _export(self, job: Job, history: History) -> None:
         from cyber0.simulation.export import renamed

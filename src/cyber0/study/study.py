@@ -59,12 +59,12 @@ def study(
     watch, every = watch or Watch(), jobs_of(recipe, options or {})
     with StudyFolder(out, recipe) as folder:
         left = [job for job in every if not folder.done(job)]
-        workers, clock = jobs or workers_for(left), time.perf_counter()
+        workers, clock = min(jobs or workers_for(left), len(every)), time.perf_counter()
         planned = batches(left, workers)
         watch.begin(planned, len(every) - len(left))
         ended = 0
         try:
-            for number, outcomes in ENGINES[engine](planned, workers, watch.progress):
+            for number, outcomes in ENGINES[engine](planned, workers, watch.progress, folder.unfinished):
                 for outcome in outcomes:
                     folder.keep(outcome)
                 ended += len(outcomes)

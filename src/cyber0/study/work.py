@@ -3,6 +3,7 @@
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -94,8 +95,10 @@ def on_cuda(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and require("torch", extra="train").cuda.is_available())
 
 
-def play(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
+def play(batch: Batch, watch: Callable[[int], None], unfinished: Path | None = None) -> list[Outcome]:
     """Play a batch; if that fails, its runs one by one, so that an error stays with the run it belongs to.
+
+    A run that is played alone has a folder below `unfinished`, if given: it goes on from there.
 
     >>> job = Job({}, RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2, device="cpu"))
     >>> [outcome] = play([job], watch=lambda round: None)
@@ -103,20 +106,25 @@ def play(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
     [0, 2]
     """
     try:
-        return _together(batch, watch)
+        return _together(batch, watch, unfinished)
     except Exception as error:  # whatever it is, the other runs of the study go on
         if len(batch) > 1:
-            return [outcome for job in batch for outcome in play([job], watch)]
+            return [outcome for job in batch for outcome in play([job], watch, unfinished)]
         text = str(error) if isinstance(error, Cyber0Error) else traceback.format_exc(limit=-3)
         return [Outcome(batch[0], [], text)]
 
 
-def _together(batch: Batch, watch: Callable[[int], None]) -> list[Outcome]:
+def _together(batch: Batch, watch: Callable[[int], None], unfinished: Path | None) -> list[Outcome]:
     from cyber0.simulation.export import recorded
+    from cyber0.simulation.folder import Folder
 
     config = batch[0].config
     task = _task(config.task, config.data, config.source, config.model)
-    found = recorded([job.config for job in batch], watch, task)
+    if unfinished is not None and len(batch) == 1:
+        with closing(Folder.begun(unfinished / batch[0].name, config)) as folder:
+            found = recorded([config], watch, task, folder)
+    else:
+        found = recorded([job.config for job in batch], watch, task)
     return [Outcome(job, lines, history=history) for job, (lines, history) in zip(batch, found, strict=True)]
 
 

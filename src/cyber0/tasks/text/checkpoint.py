@@ -12,7 +12,7 @@ import torch
 from cyber0.errors import InvalidModel, UnknownName
 from cyber0.extras import require
 from cyber0.tasks.text import memory
-from cyber0.tasks.text.hub import reached
+from cyber0.tasks.text.hub import ALONE, reached
 from cyber0.tasks.text.prompts import Kind
 
 __all__ = ["Checkpoint", "find"]
@@ -53,7 +53,10 @@ class Checkpoint:
         return min(positions - used, self.tokenizer.model_max_length)
 
     def load(self) -> Any:
-        """The transformers model, on the CPU, in float32, without dropout; its output embeddings trained or tied."""
+        """The transformers model, on the CPU, in float32, without dropout; its output embeddings trained or tied.
+
+        Threads load one after another, since transformers unties every model of the process while it loads one.
+        """
         transformers = require("transformers", extra="text")
         automatic = getattr(transformers, CLASSES[self.kind])
         memory.check(self.parameters(), copies=1)
@@ -197,20 +200,21 @@ def _first(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Without the progress bars and notes of transformers.
+    """Without the progress bars and notes of transformers; one thread at a time.
 
     >>> with quiet():
     ...     pass
     """
     logging, hub = (require(f"{name}.utils.logging", extra="text") for name in ("transformers", "huggingface_hub"))
-    before, bars, hubs = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
-    logging.set_verbosity_error()
-    hub.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        hub.set_verbosity(hubs)
-        if bars:
-            logging.enable_progress_bar()
+    with ALONE:
+        before, bars, hubs = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
+        logging.set_verbosity_error()
+        hub.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(before)
+            hub.set_verbosity(hubs)
+            if bars:
+                logging.enable_progress_bar()

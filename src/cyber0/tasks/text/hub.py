@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from sys import stderr
+from threading import RLock
 from typing import Any, cast
 
 from cyber0.errors import InvalidData, MissingExtra
@@ -15,6 +16,7 @@ from cyber0.tasks.text.rows import Rows, gathered
 
 __all__ = ["gather", "reached", "read"]
 
+ALONE = RLock()  # while a model or a data set is loaded: the libraries patch themselves and torch for all threads
 PATIENCE = 5.0  # seconds
 SAVED = {"dataset_dict.json", "state.json"}  # what `save_to_disk` leaves in a folder
 TESTS = ("test", "validation", "dev")
@@ -25,18 +27,19 @@ UNLABELLED = (-1, None)  # as data sets of the hub write it
 def reached(name: str) -> Generator[None]:
     """Ask the hub once; where it does not answer, only what is kept on this machine is used within.
 
-    The hub's own library would ask again for minutes. For a folder, nobody is asked.
+    The hub's own library would ask again for minutes. For a folder, nobody is asked. One thread at a time is within.
 
     >>> with reached("."):
     ...     pass
     """
     constants = require("huggingface_hub.constants", extra="text")
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not (Path(name).exists() or _answers(constants.ENDPOINT))
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    with ALONE:
+        before = constants.HF_HUB_OFFLINE
+        constants.HF_HUB_OFFLINE = before or not (Path(name).exists() or _answers(constants.ENDPOINT))
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = before
 
 
 def _answers(address: str) -> bool:

@@ -166,8 +166,8 @@ def pieces(template: str, row: dict[str, Any], mask: str = "") -> list[Piece]:
     return found
 
 
-def load(name: str | Path) -> Prompt:
-    """A prompt that comes with the package, by name, or yours, by its file.
+def load(name: str | Path, folder: Path | None = None) -> Prompt:
+    """A prompt that comes with the package, by name, or yours, by its file: in the folder, if it is there, or here.
 
     >>> load("sst2").words_of("masked")
     {'negative': 'terrible', 'positive': 'great'}
@@ -175,11 +175,12 @@ def load(name: str | Path) -> Prompt:
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown prompt 'sts2': use one of (a file).toml, snli, sst2, trec (did you mean 'sst2'?)
     """
-    folder = Path(str(files("cyber0.tasks.text") / "prompts"))
-    shipped = {path.stem: path for path in folder.glob("*.toml")}
+    package = Path(str(files("cyber0.tasks.text") / "prompts"))
+    shipped = {path.stem: path for path in package.glob("*.toml")}
     if str(name) not in shipped and not str(name).endswith(".toml"):
         raise UnknownName("prompt", str(name), [*shipped, "(a file).toml"])
-    path = shipped.get(str(name), Path(name))
+    yours = Path(name) if folder is None or not (folder / name).is_file() else folder / name
+    path = shipped.get(str(name), yours)
     if not path.is_file():
         raise InvalidConfig(f"there is no prompt file {path}: name one beside the data, or by its whole path")
     return Prompt.of(load_toml(path), str(path))

@@ -92,7 +92,7 @@ def _shipped(name: str, directory: Folder, source: str, model: str | None, given
     options = _options(name, model, given)
     if source not in ("auto", name):
         raise UnknownName("source", source, ["auto", name])
-    prompt = prompts.load(options.prompt or name)
+    prompt = prompts.load(options.prompt or name, None if directory is None else Path(directory))
     prompt = prompt.model_copy(update={"data": prompts.load(name).data})
     paths = rows.locate(name, prompt, None if directory is None else Path(directory))
     columns = _columns(prompt)
@@ -130,7 +130,9 @@ def text_classification(
             "text-classification needs a prompt: text-classification(prompt='my.toml'), see docs/text.md"
         )
     folder = Path("." if directory is None else directory)
-    form = prompts.load(folder / prompt if (folder / prompt).exists() else prompt)
+    if not folder.is_dir():
+        raise InvalidData(f"there is no folder {folder}")
+    form = prompts.load(prompt, folder)
     form = form.model_copy(update={"data": form.data.model_copy(update=_given(train=train, test=test))})
     if dataset is not None:
         dataset = str(folder / dataset) if (folder / dataset).is_dir() else dataset
@@ -230,9 +232,10 @@ def _builder(found: "Checkpoint", head: "Head", adapter: str | None) -> Any:
     adapt = None if adapter is None else adapters.find(adapter)
 
     def build(seed: int) -> Classifier:
-        whole = found.load()
-        if adapt is not None:
-            adapt(whole, seed)
+        with hub.ALONE:  # an adapter draws from torch's generator
+            whole = found.load()
+            if adapt is not None:
+                adapt(whole, seed)
         return Classifier(whole, head).eval()
 
     return build

@@ -1,0 +1,190 @@
+"""A base that its task builds, wherever data and model lie now: the digest proves that it is the run's."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from cyber0.cli import app
+from cyber0.config import RunConfig
+from cyber0.errors import InvalidConfig, InvalidData, InvalidModel, InvalidParameters
+from cyber0.protocol import export
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.ledger import Memory
+from cyber0.protocol.sqlite import File
+from cyber0.replay import base
+from cyber0.replay.paths import by_name, whole_paths
+
+SMALL = {"clients": 4, "byzantine": 1, "partition": "iid", "family": "gaussian", "directions": 2, "batch": 8}
+SMALL |= {"rounds": 3, "lr": 0.01, "device": "cpu"}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def exported(folder, out, *options):
+    done = invoke("ledger", "export", folder, "--out", out, *options)
+    assert done.exit_code == 0, done.exception
+    return done.stderr
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """A folder of rows and tiny models; one stands elsewhere."""
+    pytest.importorskip("transformers")
+    from cyber0.tasks.text import tiny
+
+    folder = tiny.data(tmp_path / "texts")
+    for kind in ("roberta", "encoder"):
+        tiny.model(folder / kind, kind)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    return folder
+
+
+def played(texts, kind, prompt="prompt.toml", options=""):
+    """Play a run in a folder beside the texts; gives that, and the fingerprint of its model."""
+    from cyber0.simulation.run import run
+
+    task = f"text-classification(prompt={str(prompt)!r}{options})"
+    config = RunConfig(task=task, data=str(texts), model=str(texts / kind), **SMALL)
+    folder = texts.parent / "run"
+    return folder, run(config, folder)["model_fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("roberta", ", adapter='lora(rank=2)'"), ("encoder", ", adapter='lora(rank=2)'"), ("encoder", "")],
+)
+def test_the_model_is_rebuilt_where_data_and_model_have_moved(tmp_path, texts, kind, options):
+    folder, fingerprint = played(texts, kind, options=options)
+    assert exported(folder, tmp_path / "run.cyber0") == ""
+    (texts / kind).rename(tmp_path / "model")
+    texts.rename(tmp_path / "moved")
+    where = ["--base", "task", "--data", tmp_path / "moved", "--model", tmp_path / "model"]
+    done = invoke("replay", tmp_path / "run.cyber0", *where, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.exception
+    assert fingerprint in done.output
+    done = invoke("verify", tmp_path / "run.cyber0", *where)
+    assert done.exit_code == 0, done.exception
+    assert f"has the fingerprint recorded, {fingerprint}" in done.output
+
+
+def test_what_is_not_there_is_said(tmp_path, texts):
+    from cyber0.tasks.text import tiny
+
+    folder, _ = played(texts, "roberta")
+    exported(folder, tmp_path / "run.cyber0")
+    start = ["replay", tmp_path / "run.cyber0", "--base", "task", "--out", tmp_path / "out"]
+    other = tiny.model(tmp_path / "other", "roberta", seed=1)
+    for options, error, message in (
+        ([], InvalidConfig, "there is no prompt file prompt.toml"),
+        (["--data", "gone"], InvalidData, "there is no folder gone"),
+        (["--data", texts, "--model", "./gone"], InvalidModel, "there is no folder ./gone"),
+        (["--data", texts, "--model", other], InvalidParameters, "not the base of the run"),
+    ):
+        done = invoke(*start, *options)
+        assert isinstance(done.exception, error)
+        assert message in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", [("--data", "texts"), ("--model", "roberta-large")])
+def test_where_a_task_lies_is_asked_only_of_a_task(tmp_path, option):
+    said = f"{option[0]} {option[1]} is for --base task, "
+    for command, message in (
+        (["replay", "no.ledger", "--base", "w.safetensors", "--out", tmp_path / "out"], "and --base is w.safetensors"),
+        (["verify", "no.ledger", "--base", "w.safetensors"], "and --base is w.safetensors: leave it out"),
+        (["verify", "no.ledger"], "which is not given: give it too"),
+    ):
+        done = invoke(*command, *option)
+        assert isinstance(done.exception, InvalidConfig)
+        assert str(done.exception).startswith(said + message)
+
+
+def test_a_task_without_a_language_model_takes_none(tmp_path):
+    ledger = Memory()
+    ledger.found(Identity(RunConfig(source="embedded"), tuple(f"c{n}" for n in range(40)), "0" * 64, "0" * 64))
+    with pytest.raises(InvalidConfig, match="takes no language model: leave it out"):
+        base(ledger.identity, None, model="roberta-large")
+    with pytest.raises(InvalidData, match="source 'embedded' reads no files: leave out the folder"):
+        base(ledger.identity, None, tmp_path)
+
+
+def test_a_whole_path_in_an_option_stays_and_is_said_and_is_found_again_beside_the_data(tmp_path, texts):
+    prompt = (texts / "prompt.toml").rename(tmp_path / "my.toml")
+    folder, fingerprint = played(texts, "encoder", prompt)
+    said = exported(folder, tmp_path / "run.cyber0")
+    assert said == (
+        f"cyber0: {tmp_path / 'run.cyber0'} names {prompt}: to leave it out, put the file beside the data, "
+        f"write its name alone in {folder}/config.toml, export again\n"
+    )
+    config = export.read(tmp_path / "run.cyber0").identity.config
+    assert config.task == f"text-classification(prompt={str(prompt)!r})"
+    prompt.rename(texts / "my.toml")  # as on another machine: not where it was
+    where = ["--base", "task", "--data", texts, "--model", texts / "encoder"]
+    done = invoke("verify", tmp_path / "run.cyber0", *where)
+    assert done.exit_code == 0, done.exception
+    assert f"has the fingerprint recorded, {fingerprint}" in done.output
+
+
+def test_what_is_said_of_such_a_path_helps(tmp_path, texts):
+    prompt = (texts / "prompt.toml").rename(tmp_path / "my.toml")
+    folder, fingerprint = played(texts, "roberta", prompt)
+    prompt.rename(texts / "my.toml")
+    written = folder / "config.toml"
+    written.write_text(written.read_text().replace(str(prompt), "my.toml"))
+    assert exported(folder, tmp_path / "run.cyber0") == ""
+    assert str(tmp_path) not in export.read(tmp_path / "run.cyber0").identity.to_bytes().decode()
+    where = ["--base", "task", "--data", texts, "--model", texts / "roberta"]
+    assert fingerprint in invoke("replay", tmp_path / "run.cyber0", *where, "--out", tmp_path / "out").output
+
+
+def test_what_clients_agreed_on_is_exported_as_it_is(tmp_path):
+    config = RunConfig(task="sst2(prompt='/home/ann/my.toml')", model="/home/ann/roberta", clients=1, byzantine=0)
+    with File(tmp_path / "run.ledger") as ledger:
+        ledger.found(Identity(config, ("ann",), "0" * 64, "0" * 64))
+        digest = ledger.identity.digest
+    said = exported(tmp_path / "run.ledger", tmp_path / "run.cyber0").splitlines()
+    start = f"cyber0: {tmp_path / 'run.cyber0'} names "
+    end = ": it is part of the run's identity, and stays"
+    assert said == [f"{start}{path}{end}" for path in ("/home/ann/my.toml", "/home/ann/roberta")]
+    assert export.read(tmp_path / "run.cyber0").identity.digest == digest
+
+
+words = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="'\"\\/"), min_size=1)
+
+
+@given(st.lists(words, min_size=1, max_size=4), st.sampled_from(["/", "~/", "C:/", "C:\\"]), words.map("of {}".format))
+def test_a_whole_path_is_found_in_any_option_and_a_name_alone_is_none(parts, start, other):
+    path = start + "/".join(parts)
+    for task in (f"t(a='{path}')", f'p.m:t(a=1, b="{path}", c="{other}")', f"t(a=['{other}', '{path}'])"):
+        assert whole_paths(RunConfig(task=task)) == [path]
+    assert whole_paths(RunConfig(task=f"t(a='of {'/'.join(parts)}', b='/', c='{other}')")) == []
+    assert whole_paths(RunConfig(data=path, model=path)) == [path, path]
+
+
+@given(text=st.text(), path=st.lists(words, min_size=1).map("/".join))
+def test_a_task_is_taken_as_it_is_unless_its_files_are_in_the_folder(tmp_path_factory, text, path):
+    empty = tmp_path_factory.mktemp("empty")
+    assert by_name(text, empty) == text
+    assert by_name(f"t(a='/no/{path}')", empty) == f"t(a='/no/{path}')"
+
+
+def test_a_file_goes_by_its_name_only_where_it_is_not_at_its_path(tmp_path):
+    here, gone = tmp_path / "here.toml", Path("/no/such/gone.toml")
+    (tmp_path / "folder").mkdir()
+    for path in (here, tmp_path / "folder" / "here.toml", tmp_path / "folder" / "gone.toml"):
+        path.touch()
+    task = f"t(a='{here}', b='{gone}', c='D:\\\\texts\\\\gone.toml', d='lora(rank=8)')"
+    assert by_name(task, tmp_path / "folder") == f"t(a='{here}', b='gone.toml', c='gone.toml', d='lora(rank=8)')"
+
+
+def test_code_of_others_is_not_run_whatever_is_in_the_folder(tmp_path):
+    (tmp_path / "my.toml").touch()
+    config = RunConfig(task="sst2(prompt='/no/my.toml', adapter='os:system')", clients=1, byzantine=0)
+    with pytest.raises(InvalidConfig, match="is code of somebody"):
+        base(Identity(config, ("ann",), "0" * 64, "0" * 64), None, tmp_path)
