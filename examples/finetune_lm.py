@@ -21,7 +21,7 @@ options = argparse.ArgumentParser(description="12 clients, of which 3 lie, send 
 options.add_argument(
     "--model", help="a folder or a hub id; unless given a tiny one with random weights, which learns little"
 )
-options.add_argument("--task", default="text-classification(prompt='prompt.toml')", help="e.g. sst2, trec(scale=20)")
+options.add_argument("--task", default="text-classification(prompt='prompt.toml')", help="e.g. sst2, trec(scale=50)")
 options.add_argument("--data", type=Path, help="the folder of the data files")
 options.add_argument("--attack", default="sf", help="what the liars do: none, alie, foe, sf, tma")
 options.add_argument("--rounds", type=int, default=40)

@@ -1,7 +1,7 @@
 """A commit: the aggregated scalars of one round, which is all that a model needs to advance by that round."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +18,8 @@ class Commit:
     """The step `w <- w - learning_rate * sum over l, then r, of scalars[l][r] z(seed, round, epochs[l], r)`.
 
     `scalars` has a row for each set of directions, a column for each direction; it is kept in float32, as it travels.
-    `epochs` says whose directions each row weighs; by default the local epochs 0, 1, ... in order.
+    `epochs` says whose directions each row weighs; by default the local epochs 0, 1, ... in order. `coefficients` is
+    what each direction is multiplied with: learning rate times scalar in float64, rounded once to float32.
 
     >>> commit = Commit(seed=7, round=0, learning_rate=0.01, scalars=[[1.0, -2.0]])
     >>> commit.keys[1]
@@ -33,6 +34,7 @@ class Commit:
     scalars: Sequence[Sequence[float]] | NDArray[Any]
     family: Family = "gaussian"
     epochs: Sequence[int] | None = None
+    coefficients: NDArray[np.float32] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_family(self.family)
@@ -43,21 +45,20 @@ class Commit:
         object.__setattr__(self, "learning_rate", _finite(self.learning_rate))
         object.__setattr__(self, "scalars", tuple(tuple(map(float, row)) for row in scalars))
         object.__setattr__(self, "epochs", epochs)
-        _ = self.keys  # refuses a seed, round or epoch out of range, and too many directions
-        if not np.isfinite(self.coefficients).all():
+        for epoch in epochs:
+            DirectionKey(self.seed, self.round, epoch, scalars.shape[1] - 1)  # refuses what is out of range
+        with np.errstate(over="ignore"):
+            coefficients = (self.learning_rate * scalars.ravel().astype(np.float64)).astype(np.float32)
+        if not np.isfinite(coefficients).all():
             raise InvalidCommit(f"learning_rate = {self.learning_rate} times the scalars is too large for float32")
+        coefficients.flags.writeable = False
+        object.__setattr__(self, "coefficients", coefficients)
 
     @property
     def keys(self) -> list[DirectionKey]:
         """The directions, by row and then by column."""
         epochs, width = cast("Sequence[int]", self.epochs), len(self.scalars[0])
         return [DirectionKey(self.seed, self.round, epoch, index) for epoch in epochs for index in range(width)]
-
-    @property
-    def coefficients(self) -> NDArray[np.float32]:
-        """What each direction is multiplied with: learning rate times scalar in float64, rounded once to float32."""
-        with np.errstate(over="ignore"):
-            return (np.float64(self.learning_rate) * np.asarray(self.scalars).ravel()).astype(np.float32)
 
 
 def _finite(rate: Any) -> float:

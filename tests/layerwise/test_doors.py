@@ -140,14 +140,14 @@ def test_a_commit_is_not_applied_again_if_memory_ends_after_it(monkeypatch):
     own = walk._part
 
     def part(part):
-        if walk.source._aim.due is not None:
+        if walk.source._aim.due:
             parameters.apply(commit)
         return own(part)
 
     aim = walk.source.aim
 
     def short(target):
-        if failures and target.due is None:
+        if failures and not target.due:
             failures.pop()
             raise torch.OutOfMemoryError("CUDA out of memory")
         aim(target)

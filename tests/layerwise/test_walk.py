@@ -333,7 +333,7 @@ def test_a_commit_that_is_due_is_applied_once_whatever_fits(limit, monkeypatch):
         """As on CUDA: the part that is walked with a commit applies it, a failed one does not."""
         if part.inputs.numel() > limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        if walk.source._aim.due is not None:
+        if walk.source._aim.due:
             applied.append(commit)
             parameters.apply(commit)
         return own(part)

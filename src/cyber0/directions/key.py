@@ -1,7 +1,7 @@
 """What names a direction, and the form in which kernels receive it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, get_args
 
@@ -60,14 +60,15 @@ class DirectionKey:
     index: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value: Any = getattr(self, field.name)
-            bits = _BITS[field.name]
-            if not hasattr(value, "__index__") or not 0 <= index(value) < 2**bits:
+        for name, bits in _BITS.items():
+            value: Any = getattr(self, name)
+            if type(value) is int and 0 <= value < 1 << bits:
+                continue
+            if not hasattr(value, "__index__") or not 0 <= index(value) < 1 << bits:
                 raise KeyOutOfRange(
-                    f"{field.name} = {value!r} is out of range: it must be an integer from 0 to 2**{bits} - 1"
+                    f"{name} = {value!r} is out of range: it must be an integer from 0 to 2**{bits} - 1"
                 )
-            object.__setattr__(self, field.name, index(value))
+            object.__setattr__(self, name, index(value))
 
 
 def check_family(family: str) -> None:

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from cyber0.directions.kernels import table as table_of
 from cyber0.directions.tensors import Tensors, descend_all, gather, pair_all
 from cyber0.errors import InvalidEstimate
 from cyber0.layerwise import kernels
+from cyber0.layerwise.parts import pinned
 from cyber0.layerwise.source import TOGETHER, Aim, Layout, Pair
 
 __all__ = ["Cuda"]
@@ -66,12 +67,12 @@ class Cuda:
 
     def aim(self, aim: Aim) -> None:
         """Write the directions to where kernels, captured ones too, read them."""
-        packed = aim.rows
-        self.bits, self.due = bool(packed["bits"][0]), aim.due is not None
-        if len(packed) not in self._tables:
-            self._tables[len(packed)] = torch.zeros(8 * len(packed), dtype=torch.int32, device=self.device)
-        self.table = self._tables[len(packed)]
-        self.table.copy_(table_of(packed, "cpu"), non_blocking=True)
+        words = aim.rows.view(np.int32)
+        self.bits, self.due = bool(aim.rows["bits"][0]), aim.due
+        if len(words) not in self._tables:
+            self._tables[len(words)] = torch.zeros(len(words), dtype=torch.int32, device=self.device)
+        self.table = self._tables[len(words)]
+        self.table.copy_(pinned(words, self.device), non_blocking=True)
 
     @contextmanager
     def rehearsal(self) -> Generator[Iterator[None]]:

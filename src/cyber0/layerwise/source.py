@@ -5,12 +5,13 @@
 from one generation of each direction. The sum is a client's own drift from the global model; mostly there is none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cyber0.commit import Commit
 from cyber0.directions import Backend, DirectionKey, Family
@@ -23,6 +24,8 @@ __all__ = ["Aim", "Layout", "Portable", "Source", "Still", "aimed", "normed"]
 
 Tensor = torch.Tensor
 TOGETHER = 3  # matrices as large as the largest that a CUDA device makes at a time
+GAP = 2**15  # coordinates that take as long to make as it takes to begin
+LONGEST = 2**20  # coordinates that are made at a time, unless one row has more
 Pair = tuple[Tensor, Tensor]
 
 
@@ -30,7 +33,7 @@ Pair = tuple[Tensor, Tensor]
 class Aim:
     """Along which direction to perturb, and how far the model has drifted before: rows of a packed table.
 
-    `due` is a commit that the walk is to apply to the masters as it goes; there is no drift then.
+    Where a commit is `due`, the other rows are its own: the walk is to apply it to the masters as it goes.
 
     >>> parameters, keys = Parameters.of(torch.nn.Linear(3, 2)), [DirectionKey(seed=1, round=t) for t in range(3)]
     >>> aimed(parameters, keys[0], 1e-3, drift=(keys[1:], [0.1, 0.2])).rows["t"]
@@ -38,15 +41,18 @@ class Aim:
     """
 
     backend: Backend
-    direction: Packed
-    drift: Packed | None = None
-    due: Packed | None = None
+    rows: Packed
+    due: bool = False
 
     @property
-    def rows(self) -> Packed:
-        """The direction, then the drift's or the commit's."""
-        others = self.drift if self.due is None else self.due
-        return self.direction if others is None else np.concatenate([self.direction, others])
+    def direction(self) -> Packed:
+        """The row of the direction."""
+        return self.rows[:1]
+
+    @property
+    def drift(self) -> Packed | None:
+        """The rows of the drift, if there is any."""
+        return None if self.due or len(self.rows) == 1 else self.rows[1:]
 
 
 def aimed(
@@ -64,11 +70,9 @@ def aimed(
     >>> aimed(Parameters.of(model), DirectionKey(seed=1, round=0), 1e-3).rows.shape
     (1,)
     """
-    where = family, parameters.size, backend, parameters.device
-    chosen, direction = prepare([key], [mu], *where)
-    if due is not None:
-        return Aim(chosen, direction, due=prepare(due.keys, due.coefficients, *where)[1])
-    return Aim(chosen, direction, None if drift is None or len(drift[0]) == 0 else prepare(*drift, *where)[1])
+    others = drift if due is None else (due.keys, due.coefficients)
+    keys, values = ([key], [mu]) if others is None else ([key, *others[0]], [mu, *others[1]])
+    return Aim(*prepare(keys, values, family, parameters.size, backend, parameters.device), due is not None)
 
 
 class Source(Protocol):
@@ -189,11 +193,15 @@ class Portable:
             return
         entry, flat = self.layout.place(parameter)
         width = entry.shape[-1]
-        tokens, inverse = _distinct(ids)
+        wanted: Any = ids
+        tokens, inverse = wanted.unique(return_inverse=True)
         up, down = (torch.empty(len(tokens), width, device=flat.device) for _ in range(2))
-        for row, token in enumerate(tokens):
-            first = token * width
-            self._pair(flat[first : first + width], entry.start + first, up[row], down[row])
+        for some in _neighbours(tokens.cpu().numpy(), width):
+            rows = tokens[some]
+            first, end = int(rows[0]) * width, (int(rows[-1]) + 1) * width
+            both = torch.empty(2, end - first, device=flat.device)
+            self._pair(flat[first:end], entry.start + first, both[0], both[1])
+            up[some], down[some] = both.view(2, -1, width)[:, rows - rows[0]]
         plus.copy_(up[inverse])
         minus.copy_(down[inverse])
 
@@ -223,9 +231,13 @@ class Portable:
         aim.backend.move(flat, aim.direction, start, plus, minus)
 
 
-def _distinct(ids: Any) -> tuple[list[int], Tensor]:
-    unique, inverse = ids.unique(return_inverse=True)
-    return unique.tolist(), inverse
+def _neighbours(rows: NDArray[np.int64], width: int) -> Iterator[slice]:
+    """Ascending rows, in runs to be made at a time: what lies between two is made along where that costs less."""
+    begin = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or (rows[end] - rows[end - 1]) * width > GAP or (rows[end] - rows[begin]) * width > LONGEST:
+            yield slice(begin, end)
+            begin = end
 
 
 class Still:
