@@ -1,0 +1,53 @@
+"""What is published in results/: made by the recipes as they are, and every table what its data give."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from cyber0.protocol import export
+from cyber0.protocol.ledger import Memory
+from cyber0.protocol.verify import verify
+from cyber0.study.recipe import find
+from cyber0.study.results import Results
+from cyber0.study.statistics import measure
+from cyber0.study.study import jobs_of
+from cyber0.study.tables import grid, to_markdown
+
+PUBLISHED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/*/study.toml"))
+EXPORTS = [path for folder in PUBLISHED for path in sorted(folder.glob("exports/*.cyber0"))]
+studies = pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
+
+
+def test_there_are_results():
+    assert {"table1", "minilm", "smollm2"} <= {folder.name for folder in PUBLISHED}
+    assert len(EXPORTS) >= 16
+
+
+@studies
+def test_the_recipe_that_ships_is_the_one_that_was_played(folder):
+    assert find(folder.name).to_toml() == (folder / "study.toml").read_text()
+
+
+@studies
+def test_the_table_is_what_the_data_give(folder):
+    [data] = folder.glob("results.csv*")
+    recipe = find(folder.name)
+    labels = dict.fromkeys(recipe.axes, str)  # "none" is no missing value, and 1e-4 no number
+    frame = pd.read_csv(data, dtype=labels, keep_default_na=False, na_values={"loss": [""]})
+    jobs = jobs_of(recipe, {})
+    assert len(frame.groupby([*recipe.axes, "seed"])) == len(jobs)
+    assert to_markdown(grid(recipe, measure(Results(recipe, frame)))) == (folder / "table.md").read_text()
+
+
+@pytest.mark.parametrize("path", EXPORTS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+def test_an_export_is_whole_and_says_where_it_leads(path):
+    recipe, run = find(path.parts[-3]), export.read(path)
+    [config] = [job.config for job in jobs_of(recipe, {}) if job.name == path.stem]
+    ours = run.identity.config
+    assert ours.model_copy(update={"device": config.device}) == config
+    with Memory() as ledger:
+        ledger.adopt(run)
+        assert ledger.head.rounds == config.rounds
+        assert ledger.seals[-1].fingerprint is not None
+        assert verify(ledger).sound
