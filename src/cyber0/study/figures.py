@@ -224,7 +224,7 @@ def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, l
     """What the panels share: axes, their names, a quiet grid."""
     first = axes[0]
     if figure.x == "bytes":
-        first.set_xscale("log")
+        _count_decades(first, panels)
     first.set_ylim(*_limits(panels))
     for at, place in enumerate(axes):
         place.set_facecolor("none")
@@ -238,6 +238,18 @@ def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, l
     spread = any((curve.sd > 0).any() for lines in panels.values() for curve in lines)
     told = ", mean ± s.d. of the seeds" if spread else ""  # a single seed has neither
     canvas.supylabel(f"test accuracy (%){told}", fontsize=9, color=INK)
+
+
+def _count_decades(first: Any, panels: dict[str, list[Curve]]) -> None:
+    """A log axis with labels that have room: 1, 2 and 5 of each decade where there are few."""
+    ticker = require("matplotlib.ticker", extra="study")
+    sent = [curve.bytes_up[curve.bytes_up > 0] for lines in panels.values() for curve in lines]
+    known = np.concatenate(sent) if sent else np.empty(0)
+    few = len(known) == 0 or known.max() < 100 * known.min()
+    first.set_xscale("log")
+    first.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few else (1,)))
+    first.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    first.xaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _limits(panels: dict[str, list[Curve]]) -> tuple[float, float]:
@@ -260,7 +272,9 @@ def _legend(canvas: Any, styles: dict[tuple[str, ...], Any], panels: dict[str, l
         lines.Line2D([], [], linewidth=2, label=_plain(drawn[labels].name), **styles[labels]) for labels in order
     ]
     if handles:
-        place = {"loc": "outside right center"} if single else {"loc": "outside lower center", "ncols": 4}
+        short = all(len(drawn[labels].name) <= 8 for labels in order)
+        columns = -(-len(handles) // -(-len(handles) // 5)) if short else 4
+        place = {"loc": "outside right center"} if single else {"loc": "outside lower center", "ncols": columns}
         canvas.legend(handles=handles, frameon=False, fontsize=8.5, handlelength=2.6, **place)
 
 
