@@ -115,7 +115,7 @@ PUBLIC = {
     "cyber0.simulation.export": ["Record", "from_folder", "recorded", "renamed", "shared"],
     "cyber0.simulation.ensemble": ["Ensemble", "shape_of"],
     "cyber0.simulation.run": ["Minutes", "run"],
-    "cyber0.study.recipe": ["Cell", "Figure", "Labels", "Recipe", "Table", "find", "shipped"],
+    "cyber0.study.recipe": ["Cell", "Figure", "Labels", "Pattern", "Recipe", "Table", "find", "shipped"],
     "cyber0.study.results": ["Failure", "Results"],
     "cyber0.study.work": ["Batch", "Job", "Outcome", "batches", "on_cuda", "play", "workers_for"],
     "cyber0.study.folder": ["StudyFolder"],

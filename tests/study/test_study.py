@@ -40,6 +40,20 @@ def test_a_study_is_played_once_and_grows_with_its_seeds(tmp_path):
     assert len(results.frame) == 6 * 2
 
 
+def test_some_of_a_study_now_and_the_rest_later_are_all_of_it(tmp_path):
+    results, ended = played(tmp_path / "parts", only={"rule": ["krum"]})
+    assert [outcome.job.name for outcome in ended] == ["krum_sf_seed0", "krum_sf_seed1"]
+    assert set(results.frame["rule"]) == {"krum"}
+    results, ended = played(tmp_path / "parts")
+    assert [outcome.job.name for outcome in ended] == ["cwtm_sf_seed0", "cwtm_sf_seed1"]
+    assert measured(results).equals(measured(played(tmp_path / "whole")[0]))
+    with pytest.raises(UnknownName, match="label of axis 'rule' 'krumm'.*did you mean 'krum'"):
+        played(tmp_path / "none", only={"rule": "krumm"})
+    with pytest.raises(UnknownName, match="axis 'task'"):
+        played(tmp_path / "none", only={"task": "mnist"})
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_run_that_was_lost_is_played_again_to_the_same_numbers(tmp_path):
     before = measured(played(tmp_path)[0])
     (tmp_path / "runs" / "krum_sf_seed1.json").unlink()

@@ -43,6 +43,10 @@ def study(
         list[str] | None,
         typer.Option("--set", help="Change a key of the recipe's base, e.g. --set rounds=50. Repeatable."),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Play only cells with this label now, e.g. --only attack=ALIE. Repeatable."),
+    ] = None,
     show: Annotated[bool, typer.Option("--print-recipe", help="Show the recipe and stop.")] = False,
 ) -> None:
     """Play a study and write its report. A study that was stopped goes on where it was: give the same command."""
@@ -55,9 +59,20 @@ def study(
     folder = out or Path("studies") / Path(recipe).stem
     here = _here(data, model, device)
     asked = [f"--seeds {chosen.seeds}", *(f"--set {shlex.quote(text)}" for text in change or [])]
+    asked += [f"--only {shlex.quote(text)}" for text in only or []]
     asked += [f"--engine {engine}"] * (engine != "local") + ["--data DIR"] * (data is not None)
     asked += [f"--model {'DIR' if Path(model).is_dir() else shlex.quote(model)}"] if model else []
-    _play(chosen, folder, {"engine": engine, "jobs": jobs, "options": here, "command": _command(recipe, asked)})
+    _play(
+        chosen,
+        folder,
+        {
+            "engine": engine,
+            "jobs": jobs,
+            "options": here,
+            "only": _only(only or []),
+            "command": _command(recipe, asked),
+        },
+    )
 
 
 def _here(data: Path | None, model: str | None, device: str | None) -> dict[str, Any]:
@@ -80,6 +95,17 @@ def _changed(recipe: Recipe, seeds: int | None, changes: list[str]) -> Recipe:
         base[key.strip()] = _value(value.strip())
     keys = recipe.model_dump(exclude_defaults=True) | {"base": base, "seeds": seeds or recipe.seeds}
     return Recipe.of(keys)
+
+
+def _only(texts: list[str]) -> dict[str, list[str]]:
+    """The labels of each axis that was named."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        axis, equals, label = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise InvalidConfig(f"--only {text!r}: write axis=label, e.g. attack=ALIE")
+        found.setdefault(axis, []).append(label)
+    return found
 
 
 def _value(text: str) -> Any:
@@ -141,9 +167,8 @@ class _Display:
     def begin(self, batches: "list[Batch]", done: int) -> None:
         """Show how much there is to do."""
         self.batches = batches
-        runs = sum(map(len, batches))
         if done:
-            self._say(f"{done} of {done + runs} runs are done already")
+            self._say(f"{done} of {len(self.recipe.cells()) * self.recipe.seeds} runs are done already")
         self.whole = self.overall.add_task("rounds of all runs", total=sum(b.config.rounds for a in batches for b in a))
 
     def progress(self, number: int, round_: int) -> None:

@@ -14,6 +14,7 @@ rule = "cwtm"
 attack = ["FOE", "none"]
 """
 
+from collections.abc import Mapping
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -25,10 +26,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cyber0.config import RunConfig, load, merged, sentences
 from cyber0.errors import InvalidConfig, UnknownName
 
-__all__ = ["Cell", "Figure", "Labels", "Recipe", "Table", "find", "shipped"]
+__all__ = ["Cell", "Figure", "Labels", "Pattern", "Recipe", "Table", "find", "shipped"]
 
 Labels = dict[str, str]
-Pattern = dict[str, str | list[str]]
+Pattern = Mapping[str, str | list[str]]
 STRICT = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -148,6 +149,16 @@ class Recipe(BaseModel):
         beside = [Cell(labels=cell.labels, values=self.base | cell.values) for cell in self.also]
         return [cell for cell in grid if not any(_fits(cell.labels, p) for p in self.exclude)] + beside
 
+    def chosen(self, pattern: Pattern) -> list[Cell]:
+        """The cells that have these labels.
+
+        >>> recipe = Recipe.of({"axes": {"rule": ["mean", "cwtm"], "directions": [2, 4]}})
+        >>> [cell.name for cell in recipe.chosen({"rule": "cwtm"})]
+        ['cwtm, 2', 'cwtm, 4']
+        """
+        self._check_labels(pattern)
+        return [cell for cell in self.cells() if _fits(cell.labels, pattern)]
+
     def labels(self, axis: str) -> list[str]:
         """The labels of an axis, in order; those of cells beside the grid last."""
         return list(dict.fromkeys(cell.labels[axis] for cell in self.cells()))
@@ -171,11 +182,13 @@ class Recipe(BaseModel):
 
     def _check_labels(self, pattern: Pattern) -> None:
         for axis, wanted in pattern.items():
+            if axis not in self.axes:
+                raise UnknownName("axis", axis, self.axes)
             known = [label for label, _ in _points(axis, self.axes[axis])]
             known += [cell.labels[axis] for cell in self.also]
             for label in [wanted] if isinstance(wanted, str) else wanted:
                 if label not in known:
-                    raise UnknownName(f"label of axis {axis!r}", label, known)
+                    raise UnknownName(f"label of axis {axis!r}", label, list(dict.fromkeys(known)))
 
 
 def shipped() -> dict[str, Path]:

@@ -12,7 +12,7 @@ from cyber0.errors import InvalidConfig, UnknownName
 from cyber0.extras import require
 from cyber0.study.engines import ENGINES
 from cyber0.study.folder import StudyFolder
-from cyber0.study.recipe import Recipe
+from cyber0.study.recipe import Pattern, Recipe
 from cyber0.study.report import write
 from cyber0.study.results import Results
 from cyber0.study.work import Batch, Job, Outcome, batches, workers_for
@@ -41,12 +41,14 @@ def study(
     engine: str = "local",
     jobs: int | None = None,
     options: dict[str, Any] | None = None,
+    only: Pattern | None = None,
     command: str = "",
     watch: Watch | None = None,
 ) -> Results:
     """Play the runs of a study that have not been played yet, and write its tables, figures and report.
 
-    `options` go over the recipe's base for this machine alone: where the data are, which device.
+    `options` go over the recipe's base for this machine alone: where the data are, which device. `only` cells with
+    these labels are played this time.
 
     >>> from tempfile import mkdtemp
     >>> recipe = Recipe.of({"seeds": 1, "base": {"rounds": 2, "source": "embedded"}, "axes": {"directions": [2, 4]}})
@@ -57,11 +59,13 @@ def study(
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES)
     watch, every = watch or Watch(), jobs_of(recipe, options or {})
+    wanted = [cell.labels for cell in recipe.chosen(only or {})]
     with StudyFolder(out, recipe) as folder:
-        left = [job for job in every if not folder.done(job)]
+        due = [job for job in every if not folder.done(job)]
+        left = [job for job in due if job.labels in wanted]
         workers, clock = min(jobs or workers_for(left), len(every)), time.perf_counter()
         planned = batches(left, workers)
-        watch.begin(planned, len(every) - len(left))
+        watch.begin(planned, len(every) - len(due))
         ended = 0
         try:
             for number, outcomes in ENGINES[engine](planned, workers, watch.progress, folder.unfinished):
