@@ -18,18 +18,16 @@ from cyber0.tasks.task import make
 from cyber0.tasks.text import tiny
 
 options = argparse.ArgumentParser(description="12 clients, of which 3 lie, send one number per round each.")
-options.add_argument(
-    "--model", help="a folder or a hub id; unless given a tiny one with random weights, which learns little"
-)
-options.add_argument("--task", default="text-classification(prompt='prompt.toml')", help="e.g. sst2, trec(scale=50)")
+options.add_argument("--model", help="a folder or a hub id; unless given a tiny one with random weights")
+options.add_argument("--task", default="text-classification(prompt='prompt.toml', scale=20)", help="e.g. sst2, trec")
 options.add_argument("--data", type=Path, help="the folder of the data files")
 options.add_argument("--attack", default="sf", help="what the liars do: none, alie, foe, sf, tma")
-options.add_argument("--rounds", type=int, default=40)
-options.add_argument("--lr", type=float, default=0.01)
+options.add_argument("--rounds", type=int, default=300)
+options.add_argument("--lr", type=float, default=2e-4)
 options.add_argument("--out", type=Path, default=Path(tempfile.mkdtemp()) / "run.cyber0")
 given = options.parse_args()
 data = given.data if given.model else tiny.data(tempfile.mkdtemp())
-model = given.model or str(tiny.model(Path(tempfile.mkdtemp()) / "tiny", "roberta"))
+model = given.model or str(tiny.model(Path(tempfile.mkdtemp()) / "tiny", "encoder"))
 
 task = make(given.task, data, model=model)  # the model, the prompts, the data
 chosen = {key: getattr(given, key) for key in ("task", "attack", "rounds", "lr")}
@@ -39,11 +37,11 @@ config = RunConfig(
 simulation = Simulation(config, task)
 record = Record(simulation)
 print(f"{simulation.parameters.size:,} weights, {task.dataset}")
-print(f"round 0: {simulation.evaluate()[0]:.1%}")
+print("round 0: {:.1%}, loss {:.4f}".format(*simulation.evaluate()))
 for played in simulation.play():
     record.add(played)
     if simulation.rounds % max(1, config.rounds // 10) == 0:
-        print(f"round {simulation.rounds:,}: {simulation.evaluate()[0]:.1%}")
+        print("round {:,}: {:.1%}, loss {:.4f}".format(simulation.rounds, *simulation.evaluate()))
 print(f"each client has sent {4 * config.plan.scalars * config.rounds:,} bytes, and received as many")
 
 size = export.write(given.out, record.history())

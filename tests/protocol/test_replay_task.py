@@ -92,6 +92,22 @@ def test_what_is_not_there_is_said(tmp_path, texts):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_base_that_is_not_the_runs_is_named_with_one_that_is(tmp_path, texts):
+    folder, _ = played(texts, "roberta", options=", adapter='lora(rank=2)'")
+    exported(folder, tmp_path / "run.cyber0")
+    done = invoke("verify", tmp_path / "run.cyber0", "--base", texts / "roberta")
+    assert isinstance(done.exception, InvalidParameters)
+    assert str(done.exception).startswith(f"--base {texts / 'roberta'}: the weights have no tensor")
+    assert str(done.exception).endswith("; give the weights of roberta, which --base task builds")
+
+
+@pytest.mark.parametrize("command", [["verify"], ["ledger", "show"], ["replay", "--base", "task", "--out", "out"]])
+def test_the_folder_of_a_run_is_sent_to_be_exported(tmp_path, command):
+    (tmp_path / "config.toml").touch()
+    done = invoke(*command, tmp_path)
+    assert f"make a file of it by cyber0 ledger export {tmp_path} --out run.cyber0" in str(done.exception)
+
+
 @pytest.mark.parametrize("option", [("--data", "texts"), ("--model", "roberta-large")])
 def test_where_a_task_lies_is_asked_only_of_a_task(tmp_path, option):
     said = f"{option[0]} {option[1]} is for --base task, "

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from cyber0.cli import app
 from cyber0.errors import InvalidConfig, UnknownName
 from cyber0.study.recipe import Recipe
 from cyber0.study.study import Watch, study
@@ -146,6 +148,16 @@ def test_an_unknown_engine_is_named(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_reason_that_runs_share_is_said_once(tmp_path):
+    (tmp_path / "empty").mkdir()
+    options = ["--data", str(tmp_path / "empty"), "--jobs", "1", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["study", "minilm", *options])
+    assert done.exit_code == 1
+    assert done.output.count("SST-2 is not in") == done.output.count("TREC is not in") == 1
+    assert "SST-2, ALIE, seed 0 and 4 more: SST-2 is not in" in done.output
+    assert done.output.endswith("10 runs failed: give the same command to try again\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -153,6 +165,8 @@ def test_an_unknown_engine_is_named(tmp_path):
         (["quick", "--set", "rounds"], "write key=value"),
         (["quick", "--set", "ruonds=3"], "unknown key 'ruonds'"),
         (["quick", "--set", "rounds=0"], "rounds = 0"),
+        (["minilm", "--set", "attack=none"], "would change nothing: the axis 'attack' sets attack in every run"),
+        (["minilm", "--data", "gone"], "--data gone: there is no such folder"),
         (["missing.toml"], "cannot read the recipe missing.toml"),
     ],
 )

@@ -204,6 +204,13 @@ def test_models_that_cannot_be_used_are_refused_in_a_sentence(folder, tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(InvalidModel, match=r"has no safetensors, only pytorch_model.bin: convert it"):
         checkpoint.find(str(tmp_path))
+    with pytest.raises(InvalidModel, match=r"by BertForMaskedLM.from_pretrained"):  # AutoModel would lose the head
+        checkpoint.find(str(tmp_path))
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(InvalidModel, match=r"has a configuration, but no weights: put its model.safetensors there"):
+        checkpoint.find(str(tmp_path))
+    with pytest.raises(InvalidModel, match=r"'.*config.json' is a file: name the folder it lies in"):
+        checkpoint.find(str(tmp_path / "config.json"))
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "clever", "architectures": ["CleverModel"]}')
     with pytest.raises(InvalidModel, match=r"cannot be used so by this transformers \(.*not recognize"):
@@ -313,8 +320,26 @@ def test_tasks_ask_for_a_model_or_refuse_one(folder):
         make("mnist", source="embedded", model="roberta-large")
     with pytest.raises(UnknownName, match="unknown option of text-classification 'shot'"):
         task_of(folder, "bert", shot=3)
-    with pytest.raises(InvalidModel, match="the rank of an adapter is at least 1"):
-        task_of(folder, "bert", adapter="lora(rank=0)").build(0)
+    for rank in (0, 2.5):
+        with pytest.raises(InvalidModel, match=rf"lora\(rank={rank}\): the rank of an adapter is a whole number, at"):
+            task_of(folder, "bert", adapter=f"lora(rank={rank})").build(0)
+
+
+def test_an_adapter_may_name_one_layer(folder):
+    one, listed = (task_of(folder, "bert", adapter=f"lora(targets={text})").build(0) for text in ("'key'", "('key',)"))
+    names = [[name for name, each in model.named_parameters() if each.requires_grad] for model in (one, listed)]
+    assert names[0] == names[1]
+    assert all(".key." in name or name.startswith("classifier") for name in names[0])
+
+
+def test_weights_of_another_task_are_refused_in_a_sentence(folder, tmp_path):
+    model = task_of(folder, "encoder").build(0)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors | {"classifier.bias": torch.zeros(6)}, tmp_path / "other.safetensors")
+    with pytest.raises(
+        InvalidModel, match=r"another model or task: its classifier.bias is \[6\], and this one's \[2\]"
+    ):
+        load_weights(model, tmp_path / "other.safetensors")
 
 
 def test_a_run_goes_the_same_way_twice(folder):

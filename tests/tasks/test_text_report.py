@@ -157,3 +157,14 @@ def test_a_run_of_a_language_model_says_what_it_starts_from(folder, tmp_path):
 def test_a_run_without_a_language_model_says_nothing_before():
     options = f"{OPTIONS} --source embedded"
     assert CliRunner().invoke(app, ["run", *options.split()], catch_exceptions=False).output.startswith("max_accuracy")
+
+
+def test_evaluations_are_lines_where_there_is_no_terminal_and_divergence_is_said(folder):
+    options = "--clients 4 --byzantine 1 --family gaussian --directions 1 --batch 2 --rounds 6 --evaluate-every 3"
+    where = ["--task", "text-classification(prompt='prompt.toml')", "--data", folder, "--model", folder / "roberta"]
+    arguments = list(map(str, ["run", *where, *options.split(), "--lr", "1e9"]))
+    lines = CliRunner().invoke(app, arguments, catch_exceptions=False).output.splitlines()
+    assert [line.partition(":")[0] for line in lines if line.startswith("round ")] == ["round 3 of 6", "round 6 of 6"]
+    [loss] = [line for line in lines if line.startswith("final_loss")]
+    assert loss.endswith("not a number: the model has diverged; try a smaller --lr")
+    assert "bytes_up_per_client      24 bytes" in lines

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, get_args
 
 import typer
@@ -23,7 +24,18 @@ __all__ = ["ledger"]
 
 ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, export it, import it.")
 
-Run = Annotated[Path, typer.Argument(help="A ledger, or an exported run.", show_default=False)]
+
+def _a_file(run: Path) -> Path:
+    """Send the folder of a simulated run, which other commands take, to be exported first."""
+    if run.is_dir() and (run / "config.toml").exists():
+        raise InvalidLedger(
+            f"{run} is the folder of a simulated run: make a file of it by cyber0 ledger export {quote(str(run))} "
+            "--out run.cyber0, and give that"
+        )
+    return run
+
+
+Run = Annotated[Path, typer.Argument(help="A ledger, or an exported run.", show_default=False, callback=_a_file)]
 
 
 def line(console: Console, name: str, value: object) -> None:

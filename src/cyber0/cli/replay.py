@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cyber0.cli.ledger import Run, line
-from cyber0.errors import InvalidConfig
+from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.extras import require
+from cyber0.parameters import Parameters
+from cyber0.protocol.ledger import Ledger
+from cyber0.replay import Weights, opened, rebuild
 from cyber0.replay import base as base_of
-from cyber0.replay import opened, rebuild
 
 __all__ = ["replay", "watching"]
 
@@ -44,7 +46,7 @@ def replay(
     check_task_options(base, data, model)
     console = Console()
     with opened(run) as ledger:
-        weights, parameters = base_of(ledger.identity, base_path(base), data, model)
+        weights, parameters = begun_with(ledger, base, data, model)
         count = ledger.head.rounds if rounds is None else rounds
         begin = time.perf_counter()
         with watching(console, "replaying", count) as watch:
@@ -70,9 +72,15 @@ def check_task_options(base: str | None, data: Path | None, model: str | None) -
             raise InvalidConfig(f"{name} {value} is for --base task, {said}")
 
 
-def base_path(base: str) -> Path | None:
-    """The file or folder; None for 'task'."""
-    return None if base == "task" else Path(base)
+def begun_with(ledger: Ledger, base: str, data: Path | None, model: str | None) -> tuple[Weights, Parameters]:
+    """The weights that --base names, a file, a folder or 'task'; an error says which ones the run began with."""
+    try:
+        return base_of(ledger.identity, None if base == "task" else Path(base), data, model)
+    except InvalidParameters as error:
+        config = ledger.identity.config
+        builds = "" if base == "task" else ", which --base task builds"
+        whose = config.model or f"the task {config.task}"
+        raise InvalidParameters(f"--base {base}: {error}; give the weights of {whose}{builds}") from None
 
 
 def chosen(device: str) -> str:

@@ -126,7 +126,7 @@ def _print(console: Console, values: dict[str, str]) -> None:
 
 @contextmanager
 def _watching(console: Console, config: RunConfig) -> Any:
-    """A live display on a terminal; nothing elsewhere."""
+    """A live display on a terminal; of a language model, a line for each evaluation elsewhere."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -144,6 +144,9 @@ def _watching(console: Console, config: RunConfig) -> Any:
             sent = line["bytes_up_per_client"] / 1e3
             loss = float("nan") if line["loss"] is None else line["loss"]
             progress.update(bar, completed=done, accuracy=line["accuracy"], loss=loss, sent=sent)
+            if config.model and not console.is_terminal and 0 < done == line["round"]:
+                text = f"round {done:,} of {config.rounds:,}: accuracy {line['accuracy']:.1%}, loss {loss:.3f}"
+                console.print(f"{text}, {line['seconds']:,.0f} s", markup=False, highlight=False)
 
         yield show
 
@@ -152,5 +155,7 @@ def _readable(name: str, value: Any) -> str:
     if name.endswith("accuracy"):
         return f"{value:.2%}"
     if name.startswith("bytes"):
-        return f"{value / 1e3:,.1f} kB"
+        return f"{value / 1e3:,.1f} kB" if value >= 1e3 else f"{value:,.6g} bytes"
+    if name == "final_loss" and value is None:
+        return "not a number: the model has diverged; try a smaller --lr"
     return f"{value:,.6g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,7 @@ from cyber0.extras import require
 from cyber0.study.recipe import Recipe, find, shipped
 
 if TYPE_CHECKING:
-    from cyber0.study.results import Results
+    from cyber0.study.results import Failure, Results
     from cyber0.study.statistics import Measured
     from cyber0.study.study import Watch
     from cyber0.study.work import Batch, Outcome
@@ -77,6 +77,8 @@ def study(
 
 def _here(data: Path | None, model: str | None, device: str | None) -> dict[str, Any]:
     """What is of this machine, as keys of a run; folders by their whole paths."""
+    if data is not None and not data.is_dir():
+        raise InvalidConfig(f"--data {data}: there is no such folder")
     folder = str(Path(model).resolve()) if model and Path(model).is_dir() else model
     keys = {"data": None if data is None else str(data.resolve()), "model": folder, "device": device}
     return {key: value for key, value in keys.items() if value is not None}
@@ -92,6 +94,11 @@ def _changed(recipe: Recipe, seeds: int | None, changes: list[str]) -> Recipe:
         key, equals, value = text.partition("=")
         if not equals:
             raise InvalidConfig(f"--set {text!r}: write key=value, e.g. rounds=50")
+        if (axis := recipe.axis_of(key.strip())) is not None:
+            raise InvalidConfig(
+                f"--set {text!r} would change nothing: the axis {axis!r} sets {key.strip()} in every run; "
+                f"play some of them by --only {axis}=LABEL, or write a recipe of your own that extends this one"
+            )
         base[key.strip()] = _value(value.strip())
     keys = recipe.model_dump(exclude_defaults=True) | {"base": base, "seeds": seeds or recipe.seeds}
     return Recipe.of(keys)
@@ -126,14 +133,25 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
     except KeyboardInterrupt:
         console.print(_stopped(folder), markup=False, highlight=False)
         raise typer.Exit(130) from None
-    _show(console, results)
-    console.print(f"report    {folder / 'report.html'}", markup=False, highlight=False)
+    if len(results.frame):
+        _show(console, results)
+        console.print(f"report    {folder / 'report.html'}", markup=False, highlight=False)
     if results.failures:
-        for failure in results.failures[:5]:
-            name = ", ".join(failure.labels.values())
-            console.print(f"failed    {name}, seed {failure.seed}: {failure.message}", style="red", markup=False)
-        console.print(f"{len(results.failures)} runs failed: give the same command to try them again", style="red")
+        _lament(console, results.failures)
         raise typer.Exit(1)
+
+
+def _lament(console: Console, failures: "list[Failure]") -> None:
+    """Say why runs failed: each reason once, with the first run that met it."""
+    reasons: dict[str, list[Failure]] = {}
+    for failure in failures:
+        reasons.setdefault(failure.message, []).append(failure)
+    for message, those in list(reasons.items())[:5]:
+        name = ", ".join([*those[0].labels.values(), f"seed {those[0].seed}"])
+        more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+        console.print(f"failed    {name}{more}: {message}", style="red", markup=False)
+    runs = "1 run" if len(failures) == 1 else f"{len(failures)} runs"
+    console.print(f"{runs} failed: give the same command to try again", style="red", highlight=False)
 
 
 def _stopped(folder: Path) -> str:

@@ -7,14 +7,13 @@ import typer
 from rich.console import Console
 
 from cyber0.cli.ledger import Run, line
-from cyber0.cli.replay import Data, Model, base_path, check_task_options, chosen, watching
+from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen, watching
 from cyber0.errors import InvalidLedger
 from cyber0.parameters import Parameters
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.signing import public_key
 from cyber0.protocol.verify import Report
 from cyber0.protocol.verify import verify as check
-from cyber0.replay import base as base_of
 from cyber0.replay import opened, rebuild
 
 __all__ = ["verify"]
@@ -41,7 +40,7 @@ def verify(
         with watching(console, "verifying", ledger.head.rounds) as watch:
             report = check(ledger, head=_known(head), signer=key, own_rule=own_rule, watch=watch)
         if base is not None and report.sound:
-            _, parameters = base_of(ledger.identity, base_path(base), data, model)
+            _, parameters = begun_with(ledger, base, data, model)
             _check_model(console, report, ledger, parameters, device)
     _print(console, report)
     if not report.sound:

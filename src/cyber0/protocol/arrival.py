@@ -81,13 +81,13 @@ def _other_run(founded: Founded | None, hello: Hello) -> str:
     if founded is None:
         return f"it belongs to run {hello.run.hex()[:16]}: this one is not founded yet" if hello.run else ""
     pairs = [
-        ("run", hello.run or founded.digest, founded.digest),
-        ("manifest", hello.manifest, founded.manifest),
-        ("base model", hello.base, founded.base),
+        ("run", hello.run or founded.digest, founded.digest, "start the client anew"),
+        ("manifest", hello.manifest, founded.manifest, "join with the same model and task"),
+        ("base model", hello.base, founded.base, "join with the same pretrained weights"),
     ]
-    for what, theirs, ours in pairs:
+    for what, theirs, ours, instead in pairs:
         if theirs != ours:
-            return f"its {what} is {theirs.hex()[:16]}: that of this run is {ours.hex()[:16]}"
+            return f"its {what} is {theirs.hex()[:16]}: that of this run is {ours.hex()[:16]}; {instead}"
     return ""
 
 

@@ -56,7 +56,7 @@ def _check_place(path: Path, *, read_only: bool) -> None:
 
 def _sentence(path: Path, problem: str) -> str:
     if "not a database" in problem:
-        return f"{path} is not a ledger"
+        return f"{path} is not a ledger, nor an exported run"
     if "readonly" in problem or "unable to open" in problem:
         return f"{path} was left open by a federator, in a folder that is read-only here: copy it with its -wal file"
     return f"{path} cannot be opened: {problem}"

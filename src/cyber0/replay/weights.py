@@ -120,7 +120,7 @@ def _one(path: Path) -> Path:
         return path
     files = sorted(path.glob("*.safetensors"))
     if len(files) != 1:
-        raise InvalidParameters(f"{path} has {len(files)} safetensors files: name the one to start from")
+        raise InvalidParameters(f"{path} has {len(files) or 'no'} safetensors files: name the one to start from")
     return files[0]
 
 

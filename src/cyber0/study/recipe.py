@@ -163,6 +163,16 @@ class Recipe(BaseModel):
         """The labels of an axis, in order; those of cells beside the grid last."""
         return list(dict.fromkeys(cell.labels[axis] for cell in self.cells()))
 
+    def axis_of(self, key: str) -> str | None:
+        """The axis that sets a key of a run in all its labels, so that the base has no say; None where there is none.
+
+        >>> recipe = Recipe.of({"axes": {"rule": ["mean"], "who": {"all": {"dropout": 0.0}, "some": {"dropout": 0.5}}}})
+        >>> recipe.axis_of("rule"), recipe.axis_of("dropout"), recipe.axis_of("lr")
+        ('rule', 'who', None)
+        """
+        points = {axis: _points(axis, given) for axis, given in self.axes.items()}
+        return next((axis for axis, labels in points.items() if all(key in values for _, values in labels)), None)
+
     def published(self, labels: Labels) -> tuple[float, float] | None:
         """The published mean and s.d. of a cell, in percent, if there is one."""
         if self.table is None:

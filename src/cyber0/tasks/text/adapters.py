@@ -16,11 +16,13 @@ from cyber0.tasks.models import INITIAL_ROUND
 __all__ = ["ADAPTERS", "find", "lora", "merged"]
 
 
-def lora(model: Any, seed: int, *, rank: int = 8, alpha: float = 16.0, targets: tuple[str, ...] | None = None) -> None:
+def lora(
+    model: Any, seed: int, *, rank: int = 8, alpha: float = 16.0, targets: str | tuple[str, ...] | None = None
+) -> None:
     """Low-rank adapters (Hu et al., 2022) by peft, in place: W + (alpha / rank) B A, with B zero at the start.
 
-    A comes from the direction stream of the seed; `targets` are names of layers, by default peft's for the
-    architecture.
+    A comes from the direction stream of the seed; `targets` are names of layers, or one name, by default peft's
+    for the architecture.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
@@ -30,9 +32,10 @@ def lora(model: Any, seed: int, *, rank: int = 8, alpha: float = 16.0, targets: 
     256
     """
     peft = require("peft", extra="text")
-    if rank < 1:
-        raise InvalidModel(f"lora(rank={rank}): the rank of an adapter is at least 1")
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=None if targets is None else list(targets))
+    if not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidModel(f"lora(rank={rank!r}): the rank of an adapter is a whole number, at least 1")
+    layers = [targets] if isinstance(targets, str) else targets  # peft takes a bare string for a pattern
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=None if layers is None else list(layers))
     random: Any = torch.random
     try:
         with random.fork_rng(devices=[]):

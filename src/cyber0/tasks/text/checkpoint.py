@@ -113,6 +113,8 @@ def find(name: str, head: str = "auto") -> Checkpoint:
     transformers = require("transformers", extra="text")
     if Path(name).is_dir():
         _check_folder(Path(name))
+    elif Path(name).is_file():
+        raise InvalidModel(f"model = {name!r} is a file: name the folder it lies in, which has config.json, too")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # not how the hub names models
         raise InvalidModel(f"there is no folder {name}: --model takes a folder, or an id of the hub like roberta-large")
     with quiet(), _said(name), reached(name):
@@ -128,12 +130,25 @@ def find(name: str, head: str = "auto") -> Checkpoint:
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").exists():
         raise InvalidModel(f"{folder} holds no model: there is no config.json in it")
-    if not any(folder.glob("*.safetensors")):
-        others = ", ".join(sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".h5")))
-        raise InvalidModel(
-            f"{folder} has no safetensors, only {others or 'a configuration'}: convert it where you trust it, by "
-            "AutoModel.from_pretrained(folder).save_pretrained(other) in transformers; a pickle can run code when read"
-        )
+    if any(folder.glob("*.safetensors")):
+        return
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".h5"))
+    if not others:
+        raise InvalidModel(f"{folder} has a configuration, but no weights: put its model.safetensors there")
+    raise InvalidModel(
+        f"{folder} has no safetensors, only {', '.join(others)}: convert it where you trust it, by "
+        f"{_class(folder)}.from_pretrained(folder).save_pretrained(other) in transformers; a pickle can run code when "
+        "read"
+    )
+
+
+def _class(folder: Path) -> str:
+    """The class that loads all of a folder's model: `AutoModel` would leave its head behind."""
+    try:
+        names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    except (ValueError, AttributeError):
+        names = None
+    return str(names[0]) if names else "AutoModel"
 
 
 def _kind(config: Any, name: str) -> Kind:

@@ -37,6 +37,11 @@ embeddings.word_embeddings.weight
                 continue
             if name not in found:
                 raise InvalidModel(f"{path} holds other weights than this model trains: it lacks {name}")
+            if found[name].shape != parameter.shape:
+                raise InvalidModel(
+                    f"{path} is of another model or task: its {name} is {list(found[name].shape)}, "
+                    f"and this one's {list(parameter.shape)}"
+                )
             parameter.copy_(found[name])
     return classifier
 
