@@ -148,10 +148,15 @@ def test_a_run_of_a_language_model_says_what_it_starts_from(folder, tmp_path):
     arguments = [*map(str, task), *OPTIONS.split(), "--out", str(tmp_path / "run")]
     output = CliRunner().invoke(app, ["run", *arguments], catch_exceptions=False).output
     names = re.findall(r"(?m)^(.{24}) ", output)
-    told = ["model", "head", "first prompt", "samples", "memory", "zero-shot accuracy", "max_accuracy"]
+    told = ["model", "head", "first prompt", "samples", "memory", "zero-shot accuracy", "learning rate"]
     assert [name.strip() for name in names][:7] == told
     resumed = CliRunner().invoke(app, ["run", "--resume", str(tmp_path / "run")], catch_exceptions=False).output
     assert resumed.startswith("max_accuracy")
+    assert (
+        "learning rate            lr = 0.01 is the default, and for digits: begin with 1e-6 to 3e-5, by --lr" in output
+    )
+    given = CliRunner().invoke(app, ["run", *arguments[:-2], "--lr", "1e-5"], catch_exceptions=False).output
+    assert "learning rate" not in given
 
 
 def test_a_run_without_a_language_model_says_nothing_before():

@@ -113,6 +113,9 @@ def _introduce(console: Console, show: Show, simulation: Any, first: dict[str, A
 
     known = simulation.task, simulation.parameters.module, simulation.config, simulation.device
     _print(console, describe(*known, accuracy=first["accuracy"]))
+    if "lr" not in simulation.config.model_fields_set:
+        rate = f"lr = {simulation.config.lr} is the default, and for digits: begin with 1e-6 to 3e-5, by --lr"
+        _print(console, {"learning rate": rate})
 
 
 def _watch(show: Show, played: Any, line: dict[str, Any]) -> None:
