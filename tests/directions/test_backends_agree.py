@@ -19,6 +19,7 @@ from cyber0.directions import (
     sample,
 )
 from cyber0.directions.elementwise import numpy_backend, torch_backend
+from cyber0.directions.select import find
 
 keys = st.builds(
     DirectionKey,
@@ -49,6 +50,13 @@ def same(a, b):
 def test_the_compiled_backend_is_there():
     """Where the tests run there is a compiler, so that the fast backend is tested too."""
     assert Cpu().fingerprint(np.zeros(1, dtype=np.float32), 0) >= 0
+
+
+def test_a_backend_that_was_found_can_be_named():
+    key, device = DirectionKey(seed=1, round=0), torch.device("cpu")
+    found = find(None, device)
+    assert find(found, device) == found
+    assert same(sample(key, 50, backend=found, device=device), sample(key, 50, backend="numpy"))
 
 
 @given(key=keys, size=sizes, start=starts, family=families, chunk=chunks)

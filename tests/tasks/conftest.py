@@ -6,6 +6,7 @@ import pytest
 
 from cyber0.tasks import mnist
 from cyber0.tasks.files import DataFile
+from cyber0.tasks.text import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -13,6 +14,15 @@ def no_data_of_the_user(monkeypatch, tmp_path):
     """An empty cache, and no folder named by the environment."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CYBER0_DATA", raising=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Texts with their prompt, and a tiny language model of each kind."""
+    folder = tiny.data(tmp_path_factory.mktemp("text"))
+    for kind in tiny.KINDS:
+        tiny.model(folder / kind, kind)
+    return folder
 
 
 def idx(array):

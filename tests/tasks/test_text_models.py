@@ -32,14 +32,6 @@ AUTO = {"roberta": "AutoModelForMaskedLM", "bert": "AutoModelForMaskedLM", "llam
 KINDS = [*AUTO, "encoder"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tiny.data(tmp_path_factory.mktemp("text"))
-    for kind in tiny.KINDS:
-        tiny.model(folder / kind, kind)
-    return folder
-
-
 def task_of(folder, kind, **options):
     text = "".join(f", {name}={value!r}" for name, value in options.items())
     return make(f"text-classification(prompt='prompt.toml'{text})", folder, "auto", str(folder / kind))

@@ -12,19 +12,11 @@ from cyber0.cli import app
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidModel, UnknownName
 from cyber0.tasks.task import make
-from cyber0.tasks.text import memory, tiny
+from cyber0.tasks.text import memory
 from cyber0.tasks.text.report import describe
 
 pytest.importorskip("transformers")
 CONFIG = RunConfig(clients=4, byzantine=1, batch=8, family="gaussian")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tiny.data(tmp_path_factory.mktemp("report"))
-    for kind in tiny.KINDS:
-        tiny.model(folder / kind, kind)
-    return folder
 
 
 def described(folder, kind, options="", **keys):

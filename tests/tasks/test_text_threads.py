@@ -19,14 +19,6 @@ transformers = pytest.importorskip("transformers")
 THREADS = 8
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tiny.data(tmp_path_factory.mktemp("text"))
-    for kind in tiny.KINDS:
-        tiny.model(folder / kind, kind)
-    return folder
-
-
 def at_once(work):
     """What each of several threads finds that set out together."""
     start = Barrier(THREADS)

@@ -1,6 +1,7 @@
 """The figures of a study: accuracy over rounds or over bytes, the mean of the seeds with its s.d. as a band."""
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -272,10 +273,17 @@ def _legend(canvas: Any, styles: dict[tuple[str, ...], Any], panels: dict[str, l
         lines.Line2D([], [], linewidth=2, label=_plain(drawn[labels].name), **styles[labels]) for labels in order
     ]
     if handles:
-        short = all(len(drawn[labels].name) <= 8 for labels in order)
-        columns = -(-len(handles) // -(-len(handles) // 5)) if short else 4
-        place = {"loc": "outside right center"} if single else {"loc": "outside lower center", "ncols": columns}
+        below = {"loc": "outside lower center", "ncols": _columns([drawn[labels].name for labels in order])}
+        place = {"loc": "outside right center"} if single else below
         canvas.legend(handles=handles, frameon=False, fontsize=8.5, handlelength=2.6, **place)
+
+
+def _columns(names: Sequence[str]) -> int:
+    """Four of them; where names are short five, or fewer that make rows of one length."""
+    if max(map(len, names)) > 8:
+        return 4
+    rows = math.ceil(len(names) / 5)
+    return math.ceil(len(names) / rows)
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,36 @@
+"""Rows of a matrix that are looked up are those of the whole matrix, however they are made."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from cyber0.directions import DirectionKey
+from cyber0.layerwise import source
+from cyber0.layerwise.source import Layout, Portable, aimed
+from cyber0.parameters import Parameters
+
+ROWS, WIDTH = 200, 5
+
+
+@given(
+    ids=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=40),
+    gap=st.sampled_from([0, WIDTH, 7 * WIDTH, 2**15]),
+    longest=st.sampled_from([0, 20 * WIDTH, 2**20]),
+    drifted=st.booleans(),
+)
+def test_rows_are_those_of_the_matrix(ids, gap, longest, drifted):
+    torch.manual_seed(0)
+    table = nn.Embedding(ROWS, WIDTH)
+    parameters, (key, other) = Parameters.of(table), [DirectionKey(seed=1, round=t) for t in range(2)]
+    made = Portable(Layout(parameters))
+    made.aim(aimed(parameters, key, 1e-2, drift=([other], [0.5]) if drifted else None))
+    whole = [sign.clone() for sign in made.matrix(table.weight, torch.float32)]
+    plus, minus = torch.empty(2, len(ids), WIDTH)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "GAP", gap)
+        patch.setattr(source, "LONGEST", longest)
+        made.rows(table.weight, torch.tensor(ids), plus, minus)
+    assert torch.equal(plus, whole[0][ids])
+    assert torch.equal(minus, whole[1][ids])
