@@ -76,6 +76,7 @@ PUBLIC = {
     "cyber0.config": ["RunConfig", "load", "merged", "sentences"],
     "cyber0.plan": ["SCHEMES", "Plan", "Scale", "Scheme"],
     "cyber0.simulation": ["Round", "Simulation"],
+    "cyber0.tasks": ["NAMES"],
     "cyber0.tasks.batches": ["batch_indices", "batches", "participants", "positions"],
     "cyber0.tasks.dataset": ["Dataset"],
     "cyber0.tasks.mnist": ["FILES", "MIRRORS", "SOURCES", "Source", "embedded", "load"],

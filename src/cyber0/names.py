@@ -5,7 +5,7 @@ A rule, an attack, a partition, a task is a plain callable. Its options are its 
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from inspect import Parameter, signature
@@ -13,7 +13,7 @@ from typing import Any
 
 from cyber0.errors import InvalidName, UnknownName
 
-__all__ = ["check_options", "find", "name_of"]
+__all__ = ["check", "check_options", "find", "name_of"]
 
 TEXT = re.compile(r"\s*([\w.:-]+)\s*(\(.*\))?\s*", re.DOTALL)
 
@@ -31,19 +31,28 @@ def find(what: str, text: str | Callable[..., Any], known: Mapping[str, Callable
     """
     if not isinstance(text, str):
         return text
+    name, options = check(what, text, known)
+    found = _imported(what, name) if ":" in name else known[name]
+    check_options(options, found, name)
+    return partial(found, **options) if options else found
+
+
+def check(what: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, Any]]:
+    """The name and the options in a text; a name that is neither known nor of a package of yours is refused.
+
+    >>> check("shape", "line(length=2)", ["line"])
+    ('line', {'length': 2})
+    >>> check("shape", "lime", ["line", "circle"])
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown shape 'lime': use one of circle, line (did you mean 'line'?)
+    """
     match = TEXT.fullmatch(text)
     if match is None:
         raise InvalidName(f"{what} {text!r}: write name, name(option=value) or package.module:object")
     name, arguments = match.groups()
-    if ":" in name:
-        found = _imported(what, name)
-    elif name in known:
-        found = known[name]
-    else:
+    if ":" not in name and name not in (known := list(known)):
         raise UnknownName(what, name, known)
-    options = _options(what, arguments, text)
-    check_options(options, found, name)
-    return partial(found, **options) if options else found
+    return name, _options(what, arguments, text)
 
 
 def name_of(found: Callable[..., Any], known: Mapping[str, Callable[..., Any]]) -> str:

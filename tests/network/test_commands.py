@@ -106,6 +106,8 @@ def test_a_ledger_without_a_run_is_not_taken_for_the_default_one(tmp_path):
         (["serve", "--dropout", "0.5"], "dropout = 0.5 is of a simulation"),
         (["serve", "--attack", "foe"], "attack = 'foe' is of a simulation"),
         (["serve", "--rule", "cwtn"], "unknown rule 'cwtn'"),
+        (["serve", "--task", "terc(scale=50)"], "unknown task 'terc'"),
+        (["serve", "--task", "trec(scale)"], "task 'trec(scale)': options are written name=value"),
         (["serve", "--algorithm", "fedavg"], "a federation trains by cyber0"),
         (["serve", "--clients", "3", "--byzantine", "1", "--roster", "a,b"], "names 2 clients, but clients = 3"),
         (["join", "192.0.2.7:7360", "--name", "alice"], "is another machine: give --tls DIR"),

@@ -10,7 +10,7 @@ import torch
 from cyber0.directions import DirectionKey
 from cyber0.estimate import estimate
 from cyber0.parameters import Parameters
-from cyber0.tasks import mnist
+from cyber0.tasks import NAMES, mnist
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.models import cnn, mlp
 from cyber0.tasks.task import TASKS, Task, cross_entropy, evaluate, find
@@ -113,3 +113,7 @@ def test_data_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "(4, 8)\n", done.stderr
+
+
+def test_a_federator_without_torch_knows_the_names():
+    assert tuple(TASKS) == NAMES

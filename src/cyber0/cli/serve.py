@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cyber0 import names, tasks
 from cyber0.cli.run import with_config_options
 from cyber0.config import load, merged
 from cyber0.errors import InvalidConfig
@@ -75,12 +76,13 @@ def _setup(file: Ledger, asked: Setup | None, waits: dict[str, Any]) -> Setup:
 def _asked(
     recipe: Path | None, given: dict[str, Any], roster: str | None, no_votes: bool, waits: dict[str, Any]
 ) -> Setup:
-    names = None if roster is None else names_of(roster)
+    members = None if roster is None else names_of(roster)
     keys = load(recipe) if recipe else {}
-    if names and "clients" not in {**keys, **given}:
-        given = {**given, "clients": len(names)}
-    setup = Setup.of(merged(keys, given), names, keep_votes=not no_votes, **waits)
-    _ = setup.terms  # refuses an unknown rule, or one that needs more votes, before there is a ledger
+    if members and "clients" not in {**keys, **given}:
+        given = {**given, "clients": len(members)}
+    setup = Setup.of(merged(keys, given), members, keep_votes=not no_votes, **waits)
+    names.check("task", setup.config.task, tasks.NAMES)  # these two refuse what no client could play
+    _ = setup.terms
     return setup
 
 
