@@ -2,5 +2,15 @@
 
 from importlib import import_module
 
-for name in ("directions", "estimate", "aggregation", "attacks", "simulation", "ledger", "network", "layerwise"):
+for name in (
+    "directions",
+    "estimate",
+    "aggregation",
+    "attacks",
+    "simulation",
+    "ledger",
+    "network",
+    "families",
+    "layerwise",
+):
     import_module(f"benchmarks.{name}").main()

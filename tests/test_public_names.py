@@ -106,7 +106,7 @@ PUBLIC = {
     "cyber0.layerwise": ["Batch", "Measure", "Precision", "Walk", "Walking", "is_walked", "measure_of", "prepared"],
     "cyber0.layerwise.attention": ["fast"],
     "cyber0.layerwise.measure": ["Measure", "Precision", "Walking", "called", "is_walked", "measure_of", "prepared"],
-    "cyber0.layerwise.modules": ["Both", "Handler", "handlers", "linear"],
+    "cyber0.layerwise.modules": ["Both", "Handler", "blocks", "handlers", "linear", "readers", "trained"],
     "cyber0.layerwise.parts": ["cuts", "pinned", "rounded", "upload"],
     "cyber0.layerwise.plain": ["in_arithmetic", "run", "shaped"],
     "cyber0.layerwise.source": ["Aim", "Layout", "Portable", "Source", "Still", "aimed", "normed"],

@@ -31,13 +31,20 @@ FAMILIES = {
     "qwen2": ("Qwen2", "causal", SHAPE | LONG | GROUPED),
     "encoder": ("Bert", "pooled", SHAPE | LONG),
 }
+EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+BLOCKS = {  # modules with parameters of their own beside children, or whose parameters others read
+    "mixtral": ("Mixtral", "causal", SHAPE | LONG | GROUPED | EXPERTS),
+    "gpt-oss": ("GptOss", "causal", SHAPE | LONG | GROUPED | EXPERTS | {"head_dim": 8}),
+    "mamba": ("Mamba", "causal", {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}),
+    "lfm2": ("Lfm2", "causal", SHAPE | LONG | GROUPED | {"layer_types": ["conv", "full_attention"]}),
+}
 LAST = {"GPT2": "LMHeadModel"}
 ENDS = {"masked": "ForMaskedLM", "causal": "ForCausalLM", "pooled": "Model"}
 
 
 def classifier(family, adapter=None, **changes):
     """A model with weights larger than fresh ones, so that it does not say the same to everything."""
-    name, kind, shape = FAMILIES[family]
+    name, kind, shape = (FAMILIES | BLOCKS)[family]
     config = getattr(transformers, f"{name}Config")(**COMMON, **shape | changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.layerwise.models import FAMILIES, MASK, classifier, keys, prompts
+from tests.layerwise.models import BLOCKS, FAMILIES, MASK, classifier, keys, prompts
 from torch import nn
 
 from cyber0.commit import Commit
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import estimate
 from cyber0.layerwise import Walk, Walking
+from cyber0.layerwise.modules import blocks, trained
 from cyber0.layerwise.parts import cuts
 from cyber0.parameters import Parameters, to_bf16
 from cyber0.tasks.task import cross_entropy
@@ -51,6 +52,27 @@ def test_a_walk_gives_what_an_estimate_gives(model, family):
     walked, whole, layered = votes(classifier(model), x[0], y[0], family)
     assert layered
     near(walked, whole)
+
+
+@pytest.mark.parametrize("family", DIRECTIONS)
+@pytest.mark.parametrize("model", BLOCKS)
+def test_so_it_does_where_modules_are_run_as_blocks(model, family):
+    x, y = prompts(1, **LARGE)
+    walked, whole, layered = votes(classifier(model), x[0], y[0], family)
+    assert layered
+    near(walked, whole)
+
+
+@pytest.mark.parametrize("model", BLOCKS)
+def test_blocks_are_a_part_of_the_model_and_are_left_as_they_were(model):
+    x, y = prompts(2)
+    walk = Walk(Parameters.of(built := classifier(model)), cross_entropy)
+    before = {name: (id(parameter), parameter.detach().clone()) for name, parameter in built.named_parameters()}
+    walk.slopes(x, y, keys()[0], 1e-2)
+    found = blocks(walk.handlers)
+    assert 0 < max(map(trained, found)) < trained(built) / 2
+    assert {name: id(parameter) for name, parameter in built.named_parameters()} == {n: b[0] for n, b in before.items()}
+    assert all(torch.equal(parameter, before[name][1]) for name, parameter in built.named_parameters())
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -121,7 +143,7 @@ def test_no_walk_writes_a_weight(model, bf16):
 
 
 @pytest.mark.parametrize("family", DIRECTIONS)
-@pytest.mark.parametrize("model", ["roberta", "gpt2", "llama", "encoder", "modernbert"])
+@pytest.mark.parametrize("model", ["roberta", "gpt2", "llama", "encoder", "modernbert", *BLOCKS])
 def test_bf16_votes_are_about_those_of_float32(model, family):
     x, y = prompts(1, batch=16)
     walked, whole, _ = votes(classifier(model), x[0], y[0], family, torch.bfloat16, count=12)
@@ -137,6 +159,18 @@ class Beside(nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.first(x)) * self.gain)
+
+
+class Large(nn.Module):
+    """Most of the weights are in what is known, and `kind` is a small part of it."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.before, self.inner = nn.Linear(6, 6), kind()
+        self.after = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 20), nn.LayerNorm(20), nn.Linear(20, 2))
+
+    def forward(self, x):
+        return self.after(self.inner(torch.tanh(self.before(x))))
 
 
 class Second(nn.Module):
@@ -212,6 +246,30 @@ def test_an_unknown_model_is_taken_whole_with_the_same_numbers(kind, batch):
         walked, whole, layered = votes(made(kind), *batch)
     assert not layered
     near(walked, whole)
+
+
+@pytest.mark.parametrize("kind", [Beside, Listed, Borrowed])
+@pytest.mark.parametrize("arithmetic", [torch.float32, torch.bfloat16])
+def test_an_unknown_part_is_a_block_and_the_rest_is_walked(kind, arithmetic):
+    """Also where a block is found only when its weights are not asked for."""
+    walked, whole, layered = votes(made(lambda: Large(kind)), *floats(20), arithmetic=arithmetic, count=12)
+    assert layered
+    if arithmetic == torch.float32:
+        near(walked, whole)
+    assert np.corrcoef(walked, whole)[0, 1] > 0.9
+
+
+def test_a_block_whose_code_fails_has_its_weights_back():
+    model = made(lambda: Large(Beside))
+    walk = Walk(Parameters.of(model), cross_entropy)
+    x, y = floats(5)
+    walk.slopes(x[None], y[None], keys()[0], 1e-2)
+    before = dict(model.named_parameters())
+    model.inner.last.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        walk.slopes(x[None], y[None], keys()[0], 1e-2)
+    assert all(parameter is before[name] for name, parameter in model.named_parameters())
+    assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 def test_opt_is_walked_though_its_layers_put_the_tokens_of_all_samples_into_one_dimension():

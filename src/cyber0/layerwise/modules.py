@@ -2,12 +2,13 @@
 
     handler(both, module, *inputs) -> output           where both halves are rows 0 .. N and N .. 2N
 
-A module may bring its own, as a method `both_signs(both, *inputs)`. One that is not known but has no children is run
-once for each half, with its parameters exchanged.
+A module may bring its own, as a method `both_signs(both, *inputs)`. One that is not known is run once for each half,
+with its parameters exchanged, and those of its children: a block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ from torch import nn
 from torch.utils import _pytree as trees
 
 from cyber0.errors import InvalidEstimate
-from cyber0.layerwise.source import Layout, Pair, Source, normed
+from cyber0.layerwise.plain import in_arithmetic
+from cyber0.layerwise.source import Pair, Source, normed
 
-__all__ = ["Both", "Handler", "handlers", "linear"]
+__all__ = ["Both", "Handler", "blocks", "handlers", "linear", "readers", "trained"]
 
 Tensor = torch.Tensor
 Handler = Callable[..., Any]
 EPS = ("eps", "variance_epsilon")
+LISTS = nn.ParameterList, nn.ParameterDict
 
 
 @dataclass(slots=True)
@@ -106,73 +109,138 @@ def _norm(both: Both, module: Any, x: Tensor) -> Tensor:
     return both.source.norm(x, weights, biases, _eps(module), centred=isinstance(module, nn.LayerNorm))
 
 
-def _each(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
-    """Any module without children: its own code, once for each half."""
-    kept = dict(module._parameters)
-    pairs = {name: _pair(both, parameter) for name, parameter in kept.items() if parameter is not None}
+def _leaf(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
+    """A module without children: its own code, once for each half."""
+    pairs = {id(parameter): _pair(both, parameter, both.dtype) for parameter in module.parameters(recurse=False)}
+    return _exchanged(both, module, [module], pairs, inputs, named)
+
+
+def _block(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
+    """A module with all that is below it: their own code, once for each half.
+
+    What is trained is perturbed in float32, since it may be a norm's weight, and only products are less precise.
+    """
+    pairs = {
+        id(parameter): _pair(both, parameter, torch.float32 if parameter.requires_grad else both.dtype)
+        for parameter in module.parameters()
+    }
+    device = next(module.parameters()).device
+    with in_arithmetic(device, both.dtype):
+        output = _exchanged(both, module, list(module.modules()), pairs, inputs, named)
+    return trees.tree_map(partial(_cast, both.dtype), output)
+
+
+def _exchanged(both: Both, module: Any, owners: Sequence[Any], pairs: dict[int, Pair], inputs: Any, named: Any) -> Any:
+    """What a module's own code gives for each half, with the parameters of the owners exchanged for one of a pair."""
+    apart = not both.still and any(plus is not minus for plus, minus in pairs.values())
+    kept = [dict(owner._parameters) for owner in owners]
     outputs: list[Any] = []
     leaves, tree = trees.tree_flatten((inputs, named))
-    both.shared.update(
-        (id(module), at)
-        for at, x in enumerate(leaves)
-        if isinstance(x, Tensor) and not both.still and not both.holds(x)
-    )
+    tensors = [(at, x) for at, x in enumerate(leaves) if apart and isinstance(x, Tensor)]
+    both.shared.update((id(module), at) for at, x in tensors if not both.holds(x))
     try:
-        for sign in range(1 if both.still else 2):
-            module._parameters.update({name: pair[sign] for name, pair in pairs.items()})
-            parts = [x if (id(module), at) in both.shared else _part(both, x, sign) for at, x in enumerate(leaves)]
-            own = trees.tree_unflatten(parts, tree)
-            outputs.append(module.__class__.forward(module, *own[0], **own[1]))
+        for sign in range(2 if apart else 1):
+            for owner, own in zip(owners, kept, strict=True):
+                owner._parameters.update({name: pairs[id(p)][sign] for name, p in own.items() if p is not None})
+            given = list(leaves)
+            for at, x in tensors:
+                if (id(module), at) not in both.shared:
+                    given[at] = x[both.parts(x)[sign]]
+            arguments, keywords = trees.tree_unflatten(given, tree)
+            outputs.append(module.__class__.forward(module, *arguments, **keywords))
     finally:
-        module._parameters.update(kept)
-    return outputs[0] if both.still else trees.tree_map(_joined, *outputs)
+        for owner, own in zip(owners, kept, strict=True):
+            owner._parameters.update(own)
+    return trees.tree_map(_joined, *outputs) if apart else outputs[0]
 
 
-def _pair(both: Both, parameter: Tensor) -> Pair:
+def _pair(both: Both, parameter: Tensor, dtype: torch.dtype) -> Pair:
     if parameter.ndim < 2:
-        return both.source.vector(parameter, both.dtype)  # type: ignore[return-value]
-    plus, minus = both.source.matrix(parameter, both.dtype)
-    return plus.clone(), minus.clone()  # the module may have several
+        return both.source.vector(parameter, dtype)
+    plus, minus = both.source.matrix(parameter, dtype)
+    return (plus, minus) if plus is minus else (plus.clone(), minus.clone())  # the module may have several
 
 
-def _part(both: Both, x: Any, sign: int) -> Any:
-    return x[both.parts(x)[sign]] if isinstance(x, Tensor) else x
+def _cast(dtype: torch.dtype, x: Any) -> Any:
+    return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _joined(plus: Any, minus: Any) -> Any:
     return torch.cat([plus, minus]) if isinstance(plus, Tensor) else plus
 
 
-def handlers(root: nn.Module, layout: Layout) -> list[tuple[nn.Module, Handler]]:
-    """What runs each module of a model for both signs, of those that hold parameters.
+def handlers(root: nn.Module, whole: Collection[nn.Module] = ()) -> list[tuple[nn.Module, Handler]]:
+    """What runs each module of a model for both signs, of those that hold parameters; those in `whole` as blocks.
 
-    >>> from cyber0.parameters import Parameters
-    >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    >>> [(type(module).__name__, handler.__name__) for module, handler in handlers(model, Layout(Parameters.of(model)))]
+    >>> [(type(module).__name__, run.__name__) for module, run in handlers(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))]
     [('Linear', '_linear')]
     """
-    found = [(module, handler) for module in root.modules() if (handler := _handler(module)) is not None]
-    held = {id(parameter) for module, _ in found for parameter in module.parameters(recurse=False)}
-    for name, parameter in root.named_parameters():
-        if layout.trains(parameter) and id(parameter) not in held:
-            raise InvalidEstimate(f"{name} belongs to a module with children, none of which holds it")
+    found: list[tuple[nn.Module, Handler]] = []
+    inside: set[nn.Module] = set()
+    for module in root.modules():  # parents before children
+        handler = None if module in inside else _block if module in whole else _handler(module)
+        if handler is _block:
+            inside.update(module.modules())
+            if 2 * trained(module) > trained(root):
+                raise InvalidEstimate(f"most of it is in {type(module).__name__}, which is no kind that is known")
+        if handler is not None:
+            found.append((module, handler))
     return found
 
 
+def trained(module: nn.Module) -> int:
+    """How many numbers are trained in a module and below it.
+
+    >>> trained(nn.Linear(3, 2))
+    8
+    """
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def blocks(found: Sequence[tuple[nn.Module, Handler]]) -> list[nn.Module]:
+    """Those modules that are run as blocks.
+
+    >>> blocks([(nn.ReLU(), _block), (nn.Linear(1, 1), _linear)])
+    [ReLU()]
+    """
+    return [module for module, handler in found if handler is _block]
+
+
+def readers(root: nn.Module, tensors: Iterable[Tensor]) -> list[nn.Module]:
+    """The modules right above those that hold some tensors.
+
+    >>> model = nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.ReLU())
+    >>> [reader is model[0] for reader in readers(model, [model[0][0].weight])]
+    [True]
+    """
+    wanted = set(map(id, tensors))
+
+    def holds(module: nn.Module) -> bool:
+        return any(id(parameter) in wanted for parameter in module.parameters(recurse=False))
+
+    return [module for module in root.modules() if any(map(holds, module.children()))]
+
+
 def _handler(module: nn.Module) -> Handler | None:
-    if next(module.parameters(recurse=False), None) is None:
-        return None
     if hasattr(module, "both_signs"):
         return _own
+    if not _holds(module):
+        return None
     if type(module) is nn.Linear:
         return _linear
     if type(module) is nn.Embedding and module.max_norm is None:
         return _embedding
     if _is_norm(module):
         return _norm
-    if isinstance(module, nn.ParameterList | nn.ParameterDict):
-        return None  # it has no code: others read what it holds
-    return _each if next(module.children(), None) is None else None
+    return _leaf if next(module.children(), None) is None else _block
+
+
+def _holds(module: nn.Module) -> bool:
+    """Whether a module has a parameter that none of its children takes care of; a list of parameters has no code."""
+    lists = [child for child in module.children() if isinstance(child, LISTS)]
+    below = {id(p) for child in module.children() if child not in lists for p in child.parameters()}
+    own = (p for owner in (module, *lists) for p in owner.parameters(recurse=False))
+    return not isinstance(module, LISTS) and any(id(p) not in below for p in own)
 
 
 def _own(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:

@@ -1,12 +1,14 @@
 """The plain way: two whole copies of the model, for modules that a walk does not know."""
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
 
 from cyber0.errors import InvalidEstimate
+from cyber0.layerwise.graphs import is_out_of_memory
 
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import Walk
@@ -64,11 +66,21 @@ def shaped(losses: Tensor, samples: int) -> Tensor:
     return losses.float()
 
 
-def in_arithmetic(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+@contextmanager
+def in_arithmetic(device: torch.device, dtype: torch.dtype) -> Generator[None]:
     """Matrix products in another type than float32, if one is asked for.
 
     >>> with in_arithmetic(torch.device("cpu"), torch.bfloat16):
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.bfloat16
     """
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+    if dtype == torch.float32:
+        yield
+        return
+    try:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise InvalidEstimate(f"the model's own code fails in bf16 ({error}): use precision = 'float32'") from error

@@ -9,7 +9,7 @@ a walk is captured as a graph for each shape, and replayed with other directions
 """
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Both, Handler
 from cyber0.layerwise.parts import cuts, rounded, upload
 from cyber0.layerwise.plain import shaped
-from cyber0.layerwise.proof import prove
+from cyber0.layerwise.proof import Unasked, prove
 from cyber0.layerwise.source import Aim, Layout, Portable, Source, Still, aimed
 from cyber0.parameters import Parameters
 
@@ -265,16 +265,18 @@ class Walk:
         chosen = nn.functional.pad(chosen, (0, missing), value=-1) if missing > 0 else chosen[:, :width].contiguous()
         return Part(chosen, labels[order], order, padded=bool(sizes[0] < width))
 
-    def _handlers(self) -> list[tuple[nn.Module, Handler]] | None:
+    def _handlers(self, whole: Collection[nn.Module] = ()) -> list[tuple[nn.Module, Handler]] | None:
         try:
-            return modules.handlers(self.module, self.layout)
+            return modules.handlers(self.module, whole)
         except InvalidEstimate as error:
             _fall_back(error)
             return None
 
     @property
     def _capturable(self) -> bool:
-        return hasattr(self.source, "kind") and hasattr(self.module, "scores")
+        """Whether the same launches serve every batch: the code of a block may ask for the values it gets."""
+        known = hasattr(self.source, "kind") and hasattr(self.module, "scores")
+        return known and not modules.blocks(self.handlers or [])
 
     @property
     def _writes(self) -> bool:
@@ -282,21 +284,28 @@ class Walk:
         return self._graphs is not None and self.layered
 
     def _prove(self, batch: Batch) -> None:
-        """Walk only a model that has shown it can be; else take it whole."""
+        """Walk only a model that has shown it can be. Who reads the weights of others is made a block with them."""
         self.parameters.settle()
-        if self.handlers is None:
-            return
-        kept, self.arithmetic = self.arithmetic, torch.float32
-        try:
-            prove(self, batch.parts[0])
-        except (InvalidEstimate, RuntimeError, TypeError, ValueError, IndexError) as error:
-            if is_out_of_memory(error):
-                raise
-            self.handlers = None
-            _fall_back(error)
-        finally:
-            self.arithmetic = kept
-            self.source = _source(self.layout, self.backend)  # without the scratch of the proof
+        blocks: list[nn.Module] = []
+        while self.handlers is not None:
+            try:
+                prove(self, batch.parts[0])
+                break
+            except (InvalidEstimate, RuntimeError, TypeError, ValueError, IndexError) as error:
+                if is_out_of_memory(error):
+                    raise
+                unasked = error.tensors.values() if isinstance(error, Unasked) else ()
+                more = [each for each in modules.readers(self.module, unasked) if each not in blocks]
+                if more:
+                    blocks += more
+                    self.handlers = self._handlers(blocks)
+                else:
+                    self.handlers = None
+                    _fall_back(error)
+            finally:
+                self.source = _source(self.layout, self.backend)  # without the scratch of the proof
+        if not self._capturable:
+            self._graphs = None
 
     @contextmanager
     def _patched(self, both: Both, *, padded: bool) -> Generator[None]:

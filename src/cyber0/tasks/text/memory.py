@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidModel, UnknownName
+from cyber0.errors import InvalidEstimate, InvalidModel, UnknownName
 from cyber0.layerwise.measure import is_walked
+from cyber0.layerwise.modules import blocks, handlers, trained
 from cyber0.layerwise.parts import cuts
 from cyber0.layerwise.source import TOGETHER
 from cyber0.layerwise.walk import FIXED
@@ -64,13 +65,15 @@ def needed(
     engine: str = "plain",
     frozen: int = 0,
     at_once: int = 1,
+    block: int = 0,
     local_models: int = 0,
     activations: int = 0,
 ) -> Need:
     """What it takes to train so many parameters, the largest matrix of them having `largest`, beside `frozen` others.
 
-    plain: w, w + mu z and w - mu z. layerwise: w, and both signs of as many such matrices as are made `at_once`. Where
-    clients keep `local_models`, each takes that too; `activations` are numbers, not bytes.
+    plain: w, w + mu z and w - mu z. layerwise: w, and both signs of as many such matrices as are made `at_once`, and in
+    float32 of the largest `block` of modules that run as one. Where clients keep `local_models`, each takes that too;
+    `activations` are numbers, not bytes.
 
     >>> readable(needed(355_000_000).total), readable(needed(355_000_000, 4_200_000, engine="layerwise").total)
     ('4.0 GiB', '1.4 GiB')
@@ -81,7 +84,7 @@ def needed(
         raise UnknownName("precision", precision, BYTES)
     master, number = BYTES[precision]
     whole = 2 * parameters
-    beside = min(2 * at_once * largest, whole) * number if engine == "layerwise" else whole * master
+    beside = min(2 * at_once * largest, whole) * number + 8 * block if engine == "layerwise" else whole * master
     kept = frozen * (master if master == number else master + number)
     models = (1 + local_models) * (parameters * master + kept)
     return Need(models + max(1, local_models) * beside, activations * number)
@@ -97,13 +100,16 @@ def of_module(module: nn.Module, tokens: int = 0, **options: Any) -> Need:
     True
     """
     tables = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | LabelRows)}
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     frozen = sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
-    largest = max((parameter.numel() for parameter in trained if id(parameter) not in tables), default=0)
+    matrices = [each.numel() for each in module.parameters() if each.requires_grad and id(each) not in tables]
     config: Any = getattr(getattr(module, "whole", None), "config", None)
     width = 2 * getattr(config, "intermediate_size", 0) + WIDE * getattr(config, "hidden_size", 0)
     found: dict[str, Any] = {"frozen": frozen, "activations": tokens * width}
-    return needed(sum(parameter.numel() for parameter in trained), largest, **found | options)
+    try:
+        found["block"] = max(map(trained, blocks(handlers(module))), default=0)
+    except InvalidEstimate:
+        options["engine"] = "plain"
+    return needed(trained(module), max(matrices, default=0), **found | options)
 
 
 def of_run(
