@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 
 TASK = "text-classification(prompt='prompt.toml')"
 SMALL = {"clients": 3, "byzantine": 1, "directions": 2, "rounds": 3, "batch": 6, "lr": 0.01, "mu": 0.01}
+KINDS = ["roberta", "llama", "mixtral"]
 SCHEMES = ["unbiased", "biased", "compressed"]
 PRECISIONS = ["float32", "mixed", "bf16"]
 
@@ -29,14 +30,14 @@ PRECISIONS = ["float32", "mixed", "bf16"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tiny.data(tmp_path_factory.mktemp("layerwise"))
-    for kind in ("roberta", "llama"):
+    for kind in KINDS:
         tiny.model(folder / kind, kind)
     return folder
 
 
 @pytest.fixture(scope="module")
 def tasks(folder):
-    return {kind: make(TASK, folder, "auto", str(folder / kind)) for kind in ("roberta", "llama")}
+    return {kind: make(TASK, folder, "auto", str(folder / kind)) for kind in KINDS}
 
 
 def config_of(folder, kind="roberta", **changes):
@@ -52,7 +53,7 @@ def second_votes(config, task):
 
 @pytest.mark.parametrize("local_epochs", [1, 2])
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("kind", ["roberta", "llama"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_engines_agree(folder, tasks, kind, scheme, local_epochs):
     options = {"scheme": scheme, "local_epochs": local_epochs}
     batched, sequential = (

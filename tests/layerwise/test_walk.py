@@ -78,7 +78,8 @@ def test_blocks_are_a_part_of_the_model_and_are_left_as_they_were(model):
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_so_do_the_tiny_models(kind, tmp_path):
     whole = checkpoint.find(str(tiny.model(tmp_path, kind))).load()
-    heads = {"llama": Head("causal", 2, (7, 30)), "encoder": Head("pooled", 2)}
+    causal = Head("causal", 2, (7, 30))
+    heads = {"llama": causal, "mixtral": causal, "encoder": Head("pooled", 2)}
     x, y = prompts(1)
     model = Classifier(whole, heads.get(kind, Head("masked", 2, (7, 30), MASK)))
     walked, plain, layered = votes(model, x[0], y[0])

@@ -28,8 +28,10 @@ from cyber0.tasks.text.tokens import PAD, trimmed
 
 transformers = pytest.importorskip("transformers")
 
-AUTO = {"roberta": "AutoModelForMaskedLM", "bert": "AutoModelForMaskedLM", "llama": "AutoModelForCausalLM"}
+AUTO = {"roberta": "AutoModelForMaskedLM", "bert": "AutoModelForMaskedLM"}
+AUTO |= {"llama": "AutoModelForCausalLM", "mixtral": "AutoModelForCausalLM"}
 KINDS = [*AUTO, "encoder"]
+LORA = dict.fromkeys(KINDS, "lora(rank=2)") | {"mixtral": "lora(rank=2, targets='v_proj')"}  # peft needs to be told
 
 
 def task_of(folder, kind, **options):
@@ -78,7 +80,7 @@ def test_scores_are_the_label_words_logits_where_they_belong(folder, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_of_a_run_are_the_same_model_in_plain_transformers(folder, kind, tmp_path):
-    for options in ("", ", adapter='lora(rank=2)'"):
+    for options in ("", f", adapter={LORA[kind]!r}"):
         out = tmp_path / f"run{bool(options)}"
         run(config_of(folder, kind, options), out)
         task = make(f"text-classification(prompt='prompt.toml'{options})", folder, "auto", str(folder / kind))
@@ -135,7 +137,7 @@ def test_padding_company_and_order_do_not_matter(folder, kind, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_is_a_model_and_no_generator_is_touched(folder, kind):
     state = torch.get_rng_state()
-    task = task_of(folder, kind, adapter="lora(rank=2)")
+    task = task_of(folder, kind, adapter=LORA[kind])
     one, same, other = (Parameters.of(task.build(seed)) for seed in (0, 0, 1))
     assert torch.equal(state, torch.get_rng_state())
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
@@ -340,7 +342,7 @@ def test_a_run_goes_the_same_way_twice(folder):
     assert summary["bytes_up_per_client"] == 4 * 2 * 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mixtral"])  # it jumps from expert to expert
 def test_two_forward_passes_measure_the_derivative(folder, kind):
     task = task_of(folder, kind)
     data, parameters = task.dataset, Parameters.of(task.build(0))

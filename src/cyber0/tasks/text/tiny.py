@@ -16,7 +16,8 @@ from cyber0.tasks.text.checkpoint import quiet
 
 __all__ = ["KINDS", "PROMPT", "data", "model", "tokenizer"]
 
-KINDS = ("roberta", "bert", "llama", "encoder")
+KINDS = ("roberta", "bert", "llama", "mixtral", "encoder")
+CAUSAL = ("llama", "mixtral")
 WORDS = (
     *("bad", "good", "terrible", "great", "wonderful", "dull", "awful", "lovely"),
     *("a", "the", "film", "story", "plot", "was", "it", "It", "is", "fine", "Yes", "No", "Maybe"),
@@ -48,11 +49,11 @@ def tokenizer(kind: str = "roberta") -> Any:
     if kind not in KINDS:
         raise UnknownName("tiny model", kind, KINDS)
     tokenizers = require("tokenizers", extra="text")
-    names = {key: token for key, token in SPECIAL.items() if kind != "llama" or key in ("bos_token", "eos_token")}
-    if kind != "llama":
+    names = {key: token for key, token in SPECIAL.items() if kind not in CAUSAL or key in ("bos_token", "eos_token")}
+    if kind not in CAUSAL:
         names["mask_token"] = tokenizers.AddedToken("<mask>", lstrip=True)
     made = _model(tokenizers, kind)
-    if kind != "llama":
+    if kind not in CAUSAL:
         made.post_processor = tokenizers.processors.BertProcessing(("</s>", 2), ("<s>", 0))
     return require("transformers", extra="text").PreTrainedTokenizerFast(
         tokenizer_object=made, model_max_length=60, **names
@@ -83,7 +84,7 @@ def _numbered(vocabulary: list[str]) -> dict[str, int]:
 
 
 def model(folder: Path | str, kind: str = "roberta", seed: int = 0) -> Path:
-    """Write a tiny model with random weights: `roberta`, `bert` (masked), `llama` (causal) or `encoder` (pooled).
+    """Write a tiny model with random weights: masked, causal or, the `encoder`, pooled.
 
     >>> import tempfile
     >>> folder = model(Path(tempfile.mkdtemp()) / "tiny", "bert")
@@ -93,15 +94,15 @@ def model(folder: Path | str, kind: str = "roberta", seed: int = 0) -> Path:
     transformers, known = require("transformers", extra="text"), tokenizer(kind)
     shape: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     shape |= {"intermediate_size": 32, "vocab_size": len(known), "pad_token_id": 1, "max_position_embeddings": 64}
-    classes = {"roberta": "Roberta", "bert": "Bert", "llama": "Llama", "encoder": "Bert"}
-    end = {"llama": "ForCausalLM", "encoder": "Model"}.get(kind, "ForMaskedLM")
+    if kind == "mixtral":
+        shape |= {"num_key_value_heads": 2, "num_local_experts": 3, "num_experts_per_tok": 2}
+    name = "Bert" if kind == "encoder" else kind.capitalize()
+    end = "Model" if kind == "encoder" else "ForCausalLM" if kind in CAUSAL else "ForMaskedLM"
     tie = {"tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 2}
     random: Any = torch.random
     with random.fork_rng(devices=[]):
         random.manual_seed(seed)
-        made = getattr(transformers, classes[kind] + end)(
-            getattr(transformers, f"{classes[kind]}Config")(**shape, **tie)
-        )
+        made = getattr(transformers, name + end)(getattr(transformers, f"{name}Config")(**shape, **tie))
     with quiet():
         made.save_pretrained(folder)
         known.save_pretrained(folder)
