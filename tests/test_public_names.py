@@ -29,7 +29,7 @@ PUBLIC = {
         "project",
         "sample",
     ],
-    "cyber0.estimate": ["Losses", "Method", "estimate", "full_precision", "refuse_random"],
+    "cyber0.estimate": ["Losses", "Method", "called", "estimate", "full_precision", "refuse_random"],
     "cyber0.parameters": ["Entry", "Manifest", "Parameters", "to_bf16"],
     "cyber0.aggregation": [
         "PREAGGREGATIONS",

@@ -9,7 +9,7 @@ Gaussian and Rademacher directions have length sqrt(d) on average, and the facto
 nu directions, so that the sum of vote[r] z_r has the gradient (of the smoothed loss) as its mean.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
@@ -27,7 +27,7 @@ from cyber0.directions.select import on_device
 from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss, UnknownName
 from cyber0.parameters import Parameters
 
-__all__ = ["Losses", "Method", "estimate", "full_precision", "refuse_random"]
+__all__ = ["Losses", "Method", "called", "estimate", "full_precision", "refuse_random"]
 
 Losses = Callable[[Any, Any], torch.Tensor]
 """losses(model, batch) -> one loss for each sample, a tensor of shape [batch]."""
@@ -109,7 +109,24 @@ class _Objective(torch.nn.Module):
 
     def at(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         """The losses at other weights than the model's own."""
-        return functional_call(self, {f"model.{name}": w for name, w in weights.items()}, ())
+        return called(self, {f"model.{name}": w for name, w in weights.items()})
+
+
+def called(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], *inputs: Any) -> Any:
+    """What a module gives with other tensors in place of its parameters, whoever shares them.
+
+    >>> called(torch.nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, torch.ones(2)).item()
+    2.0
+    """
+    found = {id(parameter): weights[name] for name, parameter in module.named_parameters() if name in weights}
+    root: Any = module
+    places: dict[str, torch.Tensor] = {
+        f"{path}.{name}" if path else name: found[id(parameter)]
+        for path, owner in root.named_modules()  # each once: torch would restore a module of two names wrongly
+        for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False)
+        if id(parameter) in found
+    }
+    return functional_call(module, places, inputs, tie_weights=False)
 
 
 def _check(objective: _Objective, keys: Sequence[DirectionKey], mu: float, method: str) -> None:

@@ -1,6 +1,7 @@
 """A walk measures what `estimate` measures, writes nothing, and takes a model whole that it does not know."""
 
 import copy
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -174,6 +175,84 @@ class Large(nn.Module):
         return self.after(self.inner(torch.tanh(self.before(x))))
 
 
+class Recursive(nn.Module):
+    """A block that calls itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.inner, self.last = nn.Parameter(torch.eye(6)), nn.Linear(6, 6, bias=False), nn.Linear(6, 2)
+
+    def forward(self, x, depth=2):
+        x = torch.tanh(self.inner(x)) @ self.gain
+        return self(x, depth - 1) if depth else self.last(x)
+
+
+class Frozen(nn.Module):
+    """What is its own is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.shift = nn.Parameter(torch.ones(6), requires_grad=False)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)) + self.shift)
+
+
+class Leaky(Large):
+    """A weight of a block is read outside it, for a little."""
+
+    def __init__(self):
+        super().__init__(Beside)
+
+    def forward(self, x):
+        return super().forward(x) + 0.1 * x @ self.inner.last.weight.t()
+
+
+@dataclass
+class Wrapped:
+    value: torch.Tensor
+
+
+class Wrapping(Beside):
+    def forward(self, x):
+        return Wrapped(super().forward(x))
+
+
+class Opening(Large):
+    """A block gives an object that is no tensor."""
+
+    def __init__(self):
+        super().__init__(Wrapping)
+
+    def forward(self, x):
+        return self.after(self.inner(torch.tanh(self.before(x))).value)
+
+
+class Across(nn.Module):
+    """torch's attention, with the batch second, and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mix, self.last = nn.Embedding(40, 6), nn.MultiheadAttention(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.table(x).transpose(0, 1)
+        return self.last(self.mix(h, h, h, key_padding_mask=x == 1, need_weights=False)[0].mean(0))
+
+
+class Twice(nn.Module):
+    """One module under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.again = self.first
+
+    def forward(self, x):
+        return self.last(self.again(torch.tanh(self.first(x))))
+
+
 class Second(nn.Module):
     """The batch is the second dimension inside."""
 
@@ -241,15 +320,28 @@ def tokens(count, length=9):
     return (7 * torch.arange(count * length) % 40).view(count, length), torch.arange(count) % 2
 
 
-@pytest.mark.parametrize(("kind", "batch"), [(Beside, floats(5)), (Second, tokens(5)), (Second, tokens(1, 4))])
-def test_an_unknown_model_is_taken_whole_with_the_same_numbers(kind, batch):
+@pytest.mark.parametrize("small", [None, 0])  # how many weights make a model that is compared in copies
+@pytest.mark.parametrize(
+    ("kind", "batch"),
+    [
+        (Beside, floats(5)),
+        (Second, tokens(5)),
+        (Second, tokens(1, 4)),
+        (Across, tokens(5)),
+        (Leaky, floats(5)),
+        (Opening, floats(5)),
+    ],
+)
+def test_an_unknown_model_is_taken_whole_with_the_same_numbers(kind, batch, small, monkeypatch):
+    if small is not None:
+        monkeypatch.setattr("cyber0.layerwise.proof.SMALL", small)
     with pytest.warns(UserWarning, match=r"this model cannot be walked layer by layer \(.*\): it is measured in two"):
         walked, whole, layered = votes(made(kind), *batch)
     assert not layered
     near(walked, whole)
 
 
-@pytest.mark.parametrize("kind", [Beside, Listed, Borrowed])
+@pytest.mark.parametrize("kind", [Beside, Listed, Borrowed, Recursive])
 @pytest.mark.parametrize("arithmetic", [torch.float32, torch.bfloat16])
 def test_an_unknown_part_is_a_block_and_the_rest_is_walked(kind, arithmetic):
     """Also where a block is found only when its weights are not asked for."""
@@ -258,6 +350,30 @@ def test_an_unknown_part_is_a_block_and_the_rest_is_walked(kind, arithmetic):
     if arithmetic == torch.float32:
         near(walked, whole)
     assert np.corrcoef(walked, whole)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("arithmetic", [torch.float32, torch.bfloat16])
+def test_what_is_frozen_makes_no_block(arithmetic):
+    parameters, (x, y) = Parameters.of(made(Frozen)), floats(5)
+    walk = Walk(parameters, cross_entropy, arithmetic)
+    slope = walk.slopes(x[None], y[None], keys()[0], 1e-2)
+    assert blocks(walk.handlers) == []
+    near(
+        slope,
+        estimate(parameters, cross_entropy, (x, y), keys(1), mu=1e-2),
+        1e-4 if walk.arithmetic.itemsize == 4 else 0.1,
+    )
+
+
+def test_a_module_of_two_names_is_one_and_left_as_it_was():
+    model, (x, y) = made(Twice), floats(5)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    copy_of = copy.deepcopy(model)
+    walked, whole, layered = votes(model, x, y)
+    assert layered
+    near(walked, whole)
+    assert all(parameter is before[name] for name, parameter in model.named_parameters(remove_duplicate=False))
+    torch.testing.assert_close(model(x), copy_of(x), rtol=0, atol=0)
 
 
 def test_a_block_whose_code_fails_has_its_weights_back():

@@ -300,6 +300,13 @@ def test_without_transformers_the_line_that_installs_it_is_said(folder, monkeypa
         task_of(folder, "bert")
 
 
+def test_a_head_that_reads_past_its_output_embeddings_is_refused():
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.MobileBertConfig(vocab_size=40, embedding_size=8, intra_bottleneck_size=16, **shape)
+    with pytest.raises(InvalidModel, match="MobileBertForMaskedLM reads its output embeddings beside their module"):
+        Classifier(transformers.MobileBertForMaskedLM(config), Head("masked", 2, (7, 30), 4))
+
+
 def test_tasks_are_listed_without_transformers():
     """Its import takes seconds: only those who fine-tune a language model wait for it."""
     code = "import sys; from cyber0.tasks.task import TASKS; print('sst2' in TASKS, 'transformers' in sys.modules)"

@@ -165,3 +165,22 @@ def test_evaluations_are_lines_where_there_is_no_terminal_and_divergence_is_said
     [loss] = [line for line in lines if line.startswith("final_loss")]
     assert loss.endswith("not a number: the model has diverged; try a smaller --lr")
     assert "bytes_up_per_client      24 bytes" in lines
+
+
+class OddRMSNorm(torch.nn.Module):
+    """A norm by its name that takes more than one input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(6)), 1e-6
+
+    def forward(self, x, gate):
+        return self.weight * x * gate
+
+
+def test_the_need_of_a_module_is_told_whatever_its_code_takes():
+    assert memory.of_module(torch.nn.Sequential(torch.nn.Linear(6, 6), OddRMSNorm())).weights == 3 * 4 * 48
+    experts = torch.nn.MultiheadAttention(6, 2)  # a block: a parameter of its own beside a child
+    beside = torch.nn.Linear(60, 60)
+    need = memory.of_module(torch.nn.Sequential(experts, beside), engine="layerwise").weights
+    assert need == 4 * (3660 + 168) + 8 * 3600 + 8 * (168 + 108)

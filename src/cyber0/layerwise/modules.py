@@ -121,7 +121,7 @@ def _block(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
     What is trained is perturbed in float32, since it may be a norm's weight, and only products are less precise.
     """
     pairs = {
-        id(parameter): _pair(both, parameter, torch.float32 if parameter.requires_grad else both.dtype)
+        id(parameter): _pair(both, parameter, both.dtype if _is_frozen_matrix(parameter) else torch.float32)
         for parameter in module.parameters()
     }
     device = next(module.parameters()).device
@@ -165,8 +165,16 @@ def _cast(dtype: torch.dtype, x: Any) -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
+def _is_frozen_matrix(parameter: Tensor) -> bool:
+    return parameter.ndim > 1 and not parameter.requires_grad
+
+
 def _joined(plus: Any, minus: Any) -> Any:
-    return torch.cat([plus, minus]) if isinstance(plus, Tensor) else plus
+    if isinstance(plus, Tensor):
+        return torch.cat([plus, minus])
+    if plus is not minus and not (isinstance(plus, bool | int | float | str) and plus == minus):
+        raise InvalidEstimate(f"two {type(plus).__name__} of a module cannot be put together")
+    return plus
 
 
 def handlers(root: nn.Module, whole: Collection[nn.Module] = ()) -> list[tuple[nn.Module, Handler]]:
@@ -224,7 +232,7 @@ def readers(root: nn.Module, tensors: Iterable[Tensor]) -> list[nn.Module]:
 def _handler(module: nn.Module) -> Handler | None:
     if hasattr(module, "both_signs"):
         return _own
-    if not _holds(module):
+    if not _held(module):
         return None
     if type(module) is nn.Linear:
         return _linear
@@ -232,15 +240,20 @@ def _handler(module: nn.Module) -> Handler | None:
         return _embedding
     if _is_norm(module):
         return _norm
-    return _leaf if next(module.children(), None) is None else _block
+    return _block if _is_block(module) else _leaf
 
 
-def _holds(module: nn.Module) -> bool:
-    """Whether a module has a parameter that none of its children takes care of; a list of parameters has no code."""
+def _held(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module that none of its children takes care of; a list of parameters has no code."""
     lists = [child for child in module.children() if isinstance(child, LISTS)]
     below = {id(p) for child in module.children() if child not in lists for p in child.parameters()}
     own = (p for owner in (module, *lists) for p in owner.parameters(recurse=False))
-    return not isinstance(module, LISTS) and any(id(p) not in below for p in own)
+    return [] if isinstance(module, LISTS) else [p for p in own if id(p) not in below]
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether a module with children has to run apart: what is frozen is the same for both halves."""
+    return next(module.children(), None) is not None and any(p.requires_grad for p in _held(module))
 
 
 def _own(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
@@ -254,11 +267,16 @@ def _is_norm(module: Any) -> bool:
     names = [name for name, _ in module.named_parameters()]
     if not type(module).__name__.endswith("RMSNorm") or names != ["weight"] or _eps(module) is None:
         return False
+    if module.weight.ndim != 1:
+        return False
     weight = module.weight.detach().float()
     probe = torch.linspace(-1, 2, 3 * weight.numel(), device=weight.device).view(1, 3, -1)
-    with torch.no_grad():
-        own = module.__class__.forward(module, probe.to(module.weight.dtype)).float()
-        return torch.allclose(own, normed(probe, weight, None, _eps(module), centred=False), rtol=1e-2, atol=1e-3)
+    try:
+        with torch.no_grad():
+            own = module.__class__.forward(module, probe.to(module.weight.dtype)).float()
+            return torch.allclose(own, normed(probe, weight, None, _eps(module), centred=False), rtol=1e-2, atol=1e-3)
+    except (TypeError, ValueError, RuntimeError):  # it takes other inputs
+        return False
 
 
 def _eps(module: Any) -> Any:

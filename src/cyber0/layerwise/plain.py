@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
 
 from cyber0.errors import InvalidEstimate
+from cyber0.estimate import called
 from cyber0.layerwise.graphs import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
 
     def losses(weights: dict[str, Tensor]) -> Tensor:
         def model(x: Tensor) -> Tensor:
-            return functional_call(walk.module, weights, (x,)).float()
+            return called(walk.module, weights, x).float()
 
         return walk.losses(model, (inputs, labels))
 

@@ -1,10 +1,12 @@
 """What a model must show before it is walked: that a walk over it gives what the model itself gives.
 
-The batch is tried in two sizes, so that no other dimension can pass for it, and every trained weight must be asked
-for. A model small enough is compared, perturbed, with two whole copies; a large one, unperturbed, with itself. In less
-precise arithmetic it must run.
+The batch is tried in two sizes, so that no other dimension can pass for it. Every trained weight must be asked for, and
+be read nowhere else. A model small enough is compared, perturbed, with two whole copies; a large one, unperturbed, with
+itself. In less precise arithmetic it must run.
 """
 
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,12 +71,28 @@ def _walked(walk: "Walk", aim: Aim, inputs: Tensor, labels: Tensor) -> Tensor:
     recorder = walk.source = _Recorder(source)
     try:
         source.aim(aim)
-        found = walk.run(inputs, labels, padded=True)
+        with _hidden(walk.parameters.tensors.values()):
+            found = walk.run(inputs, labels, padded=True)
     finally:
         walk.source = source
     if missed := {name: each for name, each in walk.parameters.tensors.items() if id(each) not in recorder.asked}:
         raise Unasked(missed)
+    if not found.isfinite().all():
+        raise InvalidEstimate("its losses are not finite, or a weight is read beside the modules that are walked")
     return found
+
+
+@contextmanager
+def _hidden(tensors: Iterable[Tensor]) -> Generator[None]:
+    """No number in the tensors of a model: a source has its own view of them, and nobody else should read them."""
+    kept = [(tensor, tensor.data) for tensor in tensors]
+    try:
+        for tensor, data in kept:
+            tensor.data = torch.full((), torch.nan, dtype=data.dtype, device=data.device).expand(data.shape)
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
 
 
 def _own(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:

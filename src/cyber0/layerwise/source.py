@@ -130,8 +130,8 @@ class Layout:
 
     def frozen(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor that nobody trains, in the type the arithmetic is done in."""
-        if parameter.dtype == dtype:
-            return parameter.detach()
+        if parameter.dtype == dtype or not isinstance(parameter, torch.nn.Parameter):  # a block's own copy
+            return parameter.detach().to(dtype)
         kept = id(parameter), dtype
         if kept not in self._frozen:
             self._frozen[kept] = parameter.detach().to(dtype)

@@ -291,7 +291,7 @@ class Walk:
             try:
                 prove(self, batch.parts[0])
                 break
-            except (InvalidEstimate, RuntimeError, TypeError, ValueError, IndexError) as error:
+            except Exception as error:  # of any code, which may not bear half a batch
                 if is_out_of_memory(error):
                     raise
                 unasked = error.tensors.values() if isinstance(error, Unasked) else ()

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap  # pyright: ignore[reportUnknownVariableType]
+from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
 
+from cyber0.estimate import called
 from cyber0.parameters import Parameters
 from cyber0.tasks.task import Task, cross_entropy
 
@@ -126,7 +127,7 @@ def _losses_of(task: Task, parameters: Parameters) -> Any:
         }
 
         def model(inputs: Tensor) -> Tensor:
-            return functional_call(module, named, (inputs,))
+            return called(module, named, inputs)
 
         return task.losses(model, (x, y))
 

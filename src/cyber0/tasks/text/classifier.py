@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cyber0.errors import InvalidModel
 from cyber0.tasks.text.heads import Head, restrict
 from cyber0.tasks.text.tokens import PAD, lengths, trimmed
 
@@ -109,6 +110,11 @@ class Classifier(nn.Module):
         with torch.no_grad():
             self.__dict__["top_name"] = None
             own = self.scores(probe)
+            if own.shape[-1] != self.label_head.classes:
+                raise InvalidModel(
+                    f"{type(self.whole).__name__} reads its output embeddings beside their module, and cannot be asked "
+                    "for the logits of label words alone: use head='pooled', or another model"
+                )
             try:
                 self.__dict__["top_name"] = name
                 same = name is not None and torch.allclose(self.scores(probe), own, rtol=1e-4, atol=1e-5)

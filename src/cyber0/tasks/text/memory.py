@@ -106,10 +106,14 @@ def of_module(module: nn.Module, tokens: int = 0, **options: Any) -> Need:
     width = 2 * getattr(config, "intermediate_size", 0) + WIDE * getattr(config, "hidden_size", 0)
     found: dict[str, Any] = {"frozen": frozen, "activations": tokens * width}
     try:
-        found["block"] = max(map(trained, blocks(handlers(module))), default=0)
+        found["block"] = max((trained(each) + _largest(each) for each in blocks(handlers(module))), default=0)
     except InvalidEstimate:
         options["engine"] = "plain"
     return needed(trained(module), max(matrices, default=0), **found | options)
+
+
+def _largest(module: nn.Module) -> int:
+    return max(parameter.numel() for parameter in module.parameters())
 
 
 def of_run(
