@@ -5,7 +5,7 @@ A rule, an attack, a partition, a task is a plain callable. Its options are its 
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import import_module
 from inspect import Parameter, signature
@@ -37,7 +37,7 @@ def find(what: str, text: str | Callable[..., Any], known: Mapping[str, Callable
     return partial(found, **options) if options else found
 
 
-def check(what: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, Any]]:
+def check(what: str, text: str, known: Collection[str]) -> tuple[str, dict[str, Any]]:
     """The name and the options in a text; a name that is neither known nor of a package of yours is refused.
 
     >>> check("shape", "line(length=2)", ["line"])
@@ -50,7 +50,7 @@ def check(what: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, An
     if match is None:
         raise InvalidName(f"{what} {text!r}: write name, name(option=value) or package.module:object")
     name, arguments = match.groups()
-    if ":" not in name and name not in (known := list(known)):
+    if ":" not in name and name not in known:
         raise UnknownName(what, name, known)
     return name, _options(what, arguments, text)
 

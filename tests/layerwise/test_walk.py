@@ -24,7 +24,7 @@ from cyber0.tasks.text import checkpoint, tiny
 from cyber0.tasks.text.classifier import Classifier
 from cyber0.tasks.text.heads import Head
 
-WALKED = list(FAMILIES)
+WALKED = [*FAMILIES, *BLOCKS]
 DIRECTIONS = ["gaussian", "sphere", "rademacher"]
 LARGE = {"batch": 24, "width": 31}  # enough for several parts
 
@@ -49,15 +49,6 @@ def votes(model, x, y, family="gaussian", arithmetic=torch.float32, count=3):
 @pytest.mark.parametrize("family", DIRECTIONS)
 @pytest.mark.parametrize("model", WALKED)
 def test_a_walk_gives_what_an_estimate_gives(model, family):
-    x, y = prompts(1, **LARGE)
-    walked, whole, layered = votes(classifier(model), x[0], y[0], family)
-    assert layered
-    near(walked, whole)
-
-
-@pytest.mark.parametrize("family", DIRECTIONS)
-@pytest.mark.parametrize("model", BLOCKS)
-def test_so_it_does_where_modules_are_run_as_blocks(model, family):
     x, y = prompts(1, **LARGE)
     walked, whole, layered = votes(classifier(model), x[0], y[0], family)
     assert layered

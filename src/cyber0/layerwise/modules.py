@@ -3,7 +3,7 @@
     handler(both, module, *inputs) -> output           where both halves are rows 0 .. N and N .. 2N
 
 A module may bring its own, as a method `both_signs(both, *inputs)`. One that is not known is run once for each half,
-with its parameters exchanged, and those of its children: a block.
+with its parameters exchanged; where it has children, they are run with it: a block.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -110,7 +110,7 @@ def _norm(both: Both, module: Any, x: Tensor) -> Tensor:
 
 
 def _leaf(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
-    """A module without children: its own code, once for each half."""
+    """A module and its own parameters: its own code, once for each half; once for both where they are not trained."""
     pairs = {id(parameter): _pair(both, parameter, both.dtype) for parameter in module.parameters(recurse=False)}
     return _exchanged(both, module, [module], pairs, inputs, named)
 

@@ -84,7 +84,9 @@ def _numbered(vocabulary: list[str]) -> dict[str, int]:
 
 
 def model(folder: Path | str, kind: str = "roberta", seed: int = 0) -> Path:
-    """Write a tiny model with random weights: masked, causal or, the `encoder`, pooled.
+    """Write a tiny model with random weights.
+
+    `roberta` and `bert` are masked, `llama` and `mixtral` causal, `encoder` is pooled.
 
     >>> import tempfile
     >>> folder = model(Path(tempfile.mkdtemp()) / "tiny", "bert")
