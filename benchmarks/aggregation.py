@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Row, report, seconds
-from cyber0.aggregation import bucketing, find
+from cyber0.aggregation import bucketing, get_rule
 
 Rule = Callable[[Any], Any]
 
@@ -57,8 +57,8 @@ def pairs(peer: Any, byzantine: int) -> dict[str, Rule]:
 
 
 def compare(name: str, rule: Rule, vectors: Any, byzantine: int, calls: int) -> Row:
-    """Both rules on the same array, `calls` calls at a time."""
-    own = partial(bucketing, size=2) if name.startswith("bucketing") else find(name)
+    """SignPair rules on the same array, `calls` calls at a time."""
+    own = partial(bucketing, size=2) if name.startswith("bucketing") else get_rule(name)
 
     def many(work: Callable[[], Any]) -> Callable[[], None]:
         def run() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure import Row, report, seconds
-from cyber0.aggregation import find
+from cyber0.aggregation import get_rule
 from cyber0.attacks import ATTACKS
 from cyber0.attacks.scene import Scene, observe
 from cyber0.attacks.search import SEARCHES
@@ -69,13 +69,13 @@ def gradients_of(weights: Array, images: Array, labels: Array) -> Array:
 def compare(rule_name: str, attack: str, scene: Scene) -> list[Row]:
     """Each search on one rule, for each round."""
     direction = scene.deviation if attack == "alie" else -scene.mean
-    distance, unit = distance_of(scene, direction, find(rule_name), BYZANTINE), unit_of(scene, direction)
+    distance, unit = distance_of(scene, direction, get_rule(rule_name), BYZANTINE), unit_of(scene, direction)
     best = distance(STRENGTHS[:, None] * np.ones_like(unit)).max(axis=0)
     alone = f"{attack}-nnm" if "+" in rule_name else attack
     rows: list[Row] = []
     for name, search in SEARCHES.items():
         share = search(distance, unit)[1] / best
-        work = partial(ATTACKS[alone], scene.given[0], LIARS, find(rule_name), BYZANTINE, np.random.default_rng(0))
+        work = partial(ATTACKS[alone], scene.given[0], LIARS, get_rule(rule_name), BYZANTINE, np.random.default_rng(0))
         (taken,) = seconds(partial(work, search=name), repeats=3)
         quality = {"median": float(np.median(share)), "worst": float(share.min())}
         rows.append({"rule": rule_name, "attack": alone, "search": name, **quality, "ms": taken * 1e3})

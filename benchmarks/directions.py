@@ -14,7 +14,7 @@ import torch
 from benchmarks.measure import Row, cuda_seconds, report, seconds
 from cyber0.directions import Cpu, DirectionKey, fingerprint
 from cyber0.directions.key import Family, pack
-from cyber0.directions.select import empty, find
+from cyber0.directions.select import empty, get_backend
 
 COMMAND = "python -m benchmarks.directions"
 KEY = DirectionKey(seed=1, round=2)
@@ -57,7 +57,7 @@ def cpu(size: int = 2**24) -> list[Row]:
     for name in ("numpy", "torch"):
         device = None if name == "numpy" else torch.device("cpu")
         buffer = empty(small, device).reshape(1, -1)
-        backend = find(name, device)
+        backend = get_backend(name, device)
         peer, time = seconds(
             lambda: torch.randn(small), lambda backend=backend, buffer=buffer: backend.fill(buffer, packed(), 0)
         )
@@ -79,7 +79,7 @@ def gpu(size: int = 355_000_000) -> list[Row]:
     plus, minus = torch.empty_like(w), torch.empty_like(w)
     half_plus, half_minus = (torch.empty_like(w, dtype=torch.bfloat16) for _ in range(2))
     half = w.to(torch.bfloat16)
-    backend = find("triton", w.device)
+    backend = get_backend("triton", w.device)
     tables = {count: table(packed(count), w.device) for count in (1, 8, 64)}
     signs = table(packed(family="rademacher"), w.device)
     works: dict[str, Callable[[], Any]] = {

@@ -20,7 +20,7 @@ from benchmarks.measure import Row, report
 from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import estimate
-from cyber0.layerwise import Walking
+from cyber0.layerwise import LayerwiseEstimate
 from cyber0.layerwise.modules import blocks, trained
 from cyber0.parameters import Parameters
 from cyber0.tasks.task import cross_entropy
@@ -109,10 +109,10 @@ def tried(family: Family) -> Row:
     along: Any = {"mu": 1e-2, "family": "gaussian"}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        exact, walking = estimate(*given, **along), Walking(torch.float32)
+        exact, walking = estimate(*given, **along), LayerwiseEstimate(torch.float32)
         found = walking(*given, **along)
         try:
-            coarse = Walking(torch.bfloat16)(*given, **along)
+            coarse = LayerwiseEstimate(torch.bfloat16)(*given, **along)
         except InvalidEstimate:  # its own code does not run so
             coarse = None
     why = [str(each.message).partition("(")[2].rpartition(")")[0] for each in said if "walked" in str(each.message)]
@@ -143,7 +143,7 @@ def built(family: Family, adapter: str | None = None, **changes: Any) -> Classif
         random.manual_seed(0)
         whole = getattr(transformers, name + LAST.get(name, ENDS[kind]))(config)
         if adapter is not None:
-            adapters.find(adapter)(whole, 0)
+            adapters.get_adapter(adapter)(whole, 0)
         for parameter in whole.parameters():
             parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
     which: Any = kind

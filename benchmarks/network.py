@@ -21,7 +21,7 @@ from cyber0.network.member import Member
 from cyber0.network.server import Federator
 from cyber0.network.session import attend
 from cyber0.network.setup import Setup
-from cyber0.network.thin import Thin
+from cyber0.network.stub_model import StubModel
 from cyber0.parameters import Parameters
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.sqlite import File
@@ -109,7 +109,7 @@ async def play(setup: Setup, port: int, folder: Path, *, tls: bool, count: bool)
         credentials = keys.channel_credentials(folder / "keys" / "clients" / name) if tls else None
 
         def make(told: Setup, name: str = name) -> Member:
-            return Member(told, name, Thin(scalars))
+            return Member(told, name, StubModel(scalars))
 
         seen = watch if name == setup.roster[0] else _ignore
         options: dict[str, Any] = {"credentials": credentials, "watch": seen, "threaded": False}

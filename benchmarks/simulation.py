@@ -15,7 +15,7 @@ from benchmarks.measure import RESULTS, Row, report, seconds
 from cyber0.config import merged
 from cyber0.directions import sample
 from cyber0.simulation import Simulation
-from cyber0.tasks.task import Task, find
+from cyber0.tasks.task import Task, get_task
 
 COMMAND = "python -m benchmarks.simulation"
 
@@ -111,11 +111,11 @@ def plot(rows: list[Row], name: str) -> None:
 
 def main() -> None:
     where = "gpu" if torch.cuda.is_available() else "cpu"
-    task = find("mnist")(None, "auto")
+    task = get_task("mnist")(None, "auto")
     report(f"simulation_{where}", against_reference(task), COMMAND)
 
     def mlp(hidden: int) -> Task:
-        return find(f"mnist-mlp(hidden={hidden})")(None, "auto")
+        return get_task(f"mnist-mlp(hidden={hidden})")(None, "auto")
 
     rows = scaling(task, mlp)
     report(f"simulation_scaling_{where}", rows, COMMAND)

@@ -25,7 +25,7 @@ from cyber0.parameters import Parameters
 from cyber0.errors import MissingExtra
 
 w = np.zeros(10, dtype=np.float32)
-Parameters({"w": w}).apply(Commit(seed=7, round=0, learning_rate=1.0, scalars=[[1.0]]))
+Parameters({"w": w}).apply(Commit(seed=7, round=0, lr=1.0, scalars=[[1.0]]))
 assert (w == -sample(DirectionKey(seed=7, round=0), 10)).all()
 for use in (
     lambda: sample(DirectionKey(seed=7, round=0), 10, device="cpu"),

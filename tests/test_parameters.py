@@ -232,16 +232,16 @@ def test_parameters_that_were_moved_are_not_trained_elsewhere():
         ({"scalars": [["x"]]}, "rows of numbers"),
         ({"scalars": [[1.0, float("nan")]]}, r"scalars\[0\]\[1\] = nan must be finite"),
         ({"scalars": [[1e39]]}, "must be finite in float32"),
-        ({"learning_rate": float("inf")}, "learning_rate = inf must be a finite number"),
-        ({"learning_rate": 1e30, "scalars": [[1e30]]}, "too large for float32"),
-        ({"learning_rate": 10**400}, "must be a finite number"),
-        ({"learning_rate": "x"}, "learning_rate = 'x' must be a finite number"),
+        ({"lr": float("inf")}, "lr = inf must be a finite number"),
+        ({"lr": 1e30, "scalars": [[1e30]]}, "too large for float32"),
+        ({"lr": 10**400}, "must be a finite number"),
+        ({"lr": "x"}, "lr = 'x' must be a finite number"),
         ({"epochs": [0, 1]}, "names 2 rows, but scalars has 1"),
     ],
 )
 def test_commits_that_no_model_can_apply(change, message):
     with pytest.raises(errors.InvalidCommit, match=message):
-        Commit(**{"seed": 1, "round": 0, "learning_rate": 0.1, "scalars": [[1.0]], **change})
+        Commit(**{"seed": 1, "round": 0, "lr": 0.1, "scalars": [[1.0]], **change})
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_commits_that_no_model_can_apply(change, message):
 )
 def test_commits_of_directions_that_do_not_exist(change):
     with pytest.raises(errors.KeyOutOfRange):
-        Commit(**{"seed": 1, "round": 0, "learning_rate": 0.1, "scalars": [[1.0]], **change})
+        Commit(**{"seed": 1, "round": 0, "lr": 0.1, "scalars": [[1.0]], **change})
 
 
 def test_commits_compare_by_value():

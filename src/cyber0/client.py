@@ -28,7 +28,7 @@ class Client:
     >>> model = torch.nn.Linear(3, 1)
     >>> def losses(model, batch):
     ...     return model(batch).square().squeeze(1)
-    >>> plan = Plan(seed=1, directions=4, local_epochs=2, scheme="unbiased", mu=1e-3, learning_rate=0.1)
+    >>> plan = Plan(seed=1, directions=4, local_epochs=2, scheme="unbiased", mu=1e-3, lr=0.1)
     >>> client = Client(Parameters.of(model), losses, lambda round, epoch: torch.ones(5, 3), plan)
     >>> client.vote(round=0).shape
     (2, 4)
@@ -86,7 +86,7 @@ def projected(
     """A whole local update, the scalars of all its steps, projected on the round's own directions.
 
     >>> import torch
-    >>> plan = Plan(seed=1, directions=4, local_epochs=2, scheme="compressed", mu=1e-3, learning_rate=0.1)
+    >>> plan = Plan(seed=1, directions=4, local_epochs=2, scheme="compressed", mu=1e-3, lr=0.1)
     >>> projected(Parameters.of(torch.nn.Linear(3, 1)), plan, 0, np.ones(8, dtype=np.float32)).shape
     (4,)
     """

@@ -15,13 +15,13 @@ __all__ = ["Commit"]
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The step `w <- w - learning_rate * sum over l, then r, of scalars[l][r] z(seed, round, epochs[l], r)`.
+    """The step `w <- w - lr * sum over l, then r, of scalars[l][r] z(seed, round, epochs[l], r)`.
 
     `scalars` has a row for each set of directions, a column for each direction; it is kept in float32, as it travels.
     `epochs` says whose directions each row weighs; by default the local epochs 0, 1, ... in order. `coefficients` is
     what each direction is multiplied with: learning rate times scalar in float64, rounded once to float32.
 
-    >>> commit = Commit(seed=7, round=0, learning_rate=0.01, scalars=[[1.0, -2.0]])
+    >>> commit = Commit(seed=7, round=0, lr=0.01, scalars=[[1.0, -2.0]])
     >>> commit.keys[1]
     DirectionKey(seed=7, round=0, epoch=0, index=1)
     >>> commit.coefficients
@@ -30,7 +30,7 @@ class Commit:
 
     seed: int
     round: int
-    learning_rate: float
+    lr: float
     scalars: Sequence[Sequence[float]] | NDArray[Any]
     family: Family = "gaussian"
     epochs: Sequence[int] | None = None
@@ -42,15 +42,15 @@ class Commit:
         epochs = tuple(range(len(scalars))) if self.epochs is None else tuple(self.epochs)
         if len(epochs) != len(scalars):
             raise InvalidCommit(f"epochs = {epochs} names {len(epochs)} rows, but scalars has {len(scalars)}")
-        object.__setattr__(self, "learning_rate", _finite(self.learning_rate))
+        object.__setattr__(self, "lr", _finite(self.lr))
         object.__setattr__(self, "scalars", tuple(tuple(map(float, row)) for row in scalars))
         object.__setattr__(self, "epochs", epochs)
         for epoch in epochs:
             DirectionKey(self.seed, self.round, epoch, scalars.shape[1] - 1)  # refuses what is out of range
         with np.errstate(over="ignore"):
-            coefficients = (self.learning_rate * scalars.ravel().astype(np.float64)).astype(np.float32)
+            coefficients = (self.lr * scalars.ravel().astype(np.float64)).astype(np.float32)
         if not np.isfinite(coefficients).all():
-            raise InvalidCommit(f"learning_rate = {self.learning_rate} times the scalars is too large for float32")
+            raise InvalidCommit(f"lr = {self.lr} times the scalars is too large for float32")
         coefficients.flags.writeable = False
         object.__setattr__(self, "coefficients", coefficients)
 
@@ -67,7 +67,7 @@ def _finite(rate: Any) -> float:
             return value
     except (TypeError, ValueError, OverflowError):
         pass
-    raise InvalidCommit(f"learning_rate = {rate!r} must be a finite number")
+    raise InvalidCommit(f"lr = {rate!r} must be a finite number")
 
 
 def _float32(scalars: Any) -> NDArray[np.float32]:

@@ -86,7 +86,7 @@ class Parameters:
     >>> parameters = Parameters(weights)
     >>> parameters.size
     8
-    >>> parameters.apply(Commit(seed=7, round=0, learning_rate=0.1, scalars=[[1.0]]))
+    >>> parameters.apply(Commit(seed=7, round=0, lr=0.1, scalars=[[1.0]]))
     >>> weights["bias"]
     array([-0.18115038,  0.04912409], dtype=float32)
     >>> hex(parameters.fingerprint())
@@ -174,7 +174,7 @@ class Parameters:
 
         >>> import numpy as np
         >>> parameters = Parameters({"w": np.zeros(5, dtype=np.float32)})
-        >>> parameters.defer(Commit(seed=7, round=0, learning_rate=0.1, scalars=[[1.0]]))
+        >>> parameters.defer(Commit(seed=7, round=0, lr=0.1, scalars=[[1.0]]))
         >>> parameters.tensors["w"][0]
         np.float32(-2.9155475e-05)
         """

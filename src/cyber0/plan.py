@@ -34,7 +34,7 @@ class Plan:
     `scale` is that of the compressed scheme: with the factor that makes the expected update right (d / nu on the
     sphere, else 1 / nu), or the paper's plain projection.
 
-    >>> plan = Plan(seed=7, directions=2, local_epochs=3, scheme="unbiased", mu=1e-3, learning_rate=0.01)
+    >>> plan = Plan(seed=7, directions=2, local_epochs=3, scheme="unbiased", mu=1e-3, lr=0.01)
     >>> plan.keys(round=5, epoch=2)[1]
     DirectionKey(seed=7, round=5, epoch=2, index=1)
     >>> plan.rows
@@ -46,7 +46,7 @@ class Plan:
     local_epochs: int
     scheme: Scheme
     mu: float
-    learning_rate: float
+    lr: float
     family: Family = "sphere"
     scale: Scale = "unbiased"
 
@@ -70,14 +70,12 @@ class Plan:
 
     def step(self, round: int, local_epoch: int, scalars: Sequence[float] | NDArray[Any]) -> Commit:  # noqa: A002
         """A client's own local step, as a commit on its local model (Alg. 1, line 9)."""
-        return Commit(
-            self.seed, round, self.learning_rate, np.asarray(scalars)[None], self.family, [self.epoch(local_epoch)]
-        )
+        return Commit(self.seed, round, self.lr, np.asarray(scalars)[None], self.family, [self.epoch(local_epoch)])
 
     def commit(self, round: int, scalars: NDArray[Any]) -> Commit:  # noqa: A002
         """The commit of the aggregated scalars [rows, directions] (Alg. 1, line 14)."""
         epochs = [COMPRESSED_EPOCH] if self.scheme == "compressed" else list(range(self.rows))
-        return Commit(self.seed, round, self.learning_rate, scalars, self.family, epochs)
+        return Commit(self.seed, round, self.lr, scalars, self.family, epochs)
 
     def projection(self, dimension: int) -> float:
         """What the compressed scheme multiplies its projections with."""

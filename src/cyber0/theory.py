@@ -19,8 +19,8 @@ from operator import index
 from sys import float_info
 from typing import Any, NamedTuple
 
-from cyber0.aggregation import cwtm, find, geometric_median, krum, mean, median, nnm
-from cyber0.aggregation.naming import Rule
+from cyber0.aggregation import cwtm, geometric_median, get_rule, krum, mean, median, nnm
+from cyber0.aggregation.registry import Rule
 from cyber0.errors import InvalidAggregation, InvalidConfig
 
 __all__ = ["Bound", "Constants", "distortion", "largest_lr", "least_directions", "proven_kappa", "theorem_2"]
@@ -171,7 +171,7 @@ def proven_kappa(rule: str | Rule, n: int, byzantine: int) -> float | None:
         raise InvalidAggregation(
             f"byzantine = {b} of n = {n} vectors: fewer than half may be, so from 0 to {(n - 1) // 2}"
         )
-    found, ratio = find(rule), b / (n - 2 * b)
+    found, ratio = get_rule(rule), b / (n - 2 * b)
     kappas: dict[Rule, float] = {
         mean: math.inf if b else 0.0,
         cwtm: 6 * ratio * (1 + ratio),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from benchmarks.aggregation import byzfl, pairs
 
-from cyber0.aggregation import RULES, find
+from cyber0.aggregation import RULES, get_rule
 
 peer = byzfl()
 if peer is None:
@@ -19,7 +19,7 @@ def test_the_same_answer(name: str, n: int, k: int, b: int) -> None:
     for seed in range(5):
         vectors = np.random.default_rng(seed).standard_normal((n, k)) + 1
         expected = pairs(peer, b)[name](vectors.copy())  # a copy: some of its rules write to their input
-        assert np.allclose(find(name)(vectors, b), expected)
+        assert np.allclose(get_rule(name)(vectors, b), expected)
 
 
 def test_the_same_minimum_diameter_where_it_is_unique() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cyber0.aggregation import PREAGGREGATIONS, RULES, cwtm, find, krum, median
+from cyber0.aggregation import PREAGGREGATIONS, RULES, cwtm, get_rule, krum, median
 from cyber0.testing import check_rule, measured_kappa, worst_case
 from cyber0.theory import proven_kappa
 
@@ -23,14 +23,14 @@ VARIANTS = [
 def test_every_rule_keeps_the_contract(name: str) -> None:
     choice = name.startswith("krum")
     robust = name in RULES and name != "mean"
-    check_rule(find(name), 13, 2, choice=choice, robust=robust)
+    check_rule(get_rule(name), 13, 2, choice=choice, robust=robust)
 
 
 @pytest.mark.parametrize(("n", "b"), [(5, 1), (7, 2), (9, 4), (11, 2)])
 @pytest.mark.parametrize("pre", ["", "nnm+"])
 @pytest.mark.parametrize("rule", ["cwtm", "krum", "median", "geometric_median"])
 def test_kappa_lies_between_the_lower_bound_and_the_proven_one(pre: str, rule: str, n: int, b: int) -> None:
-    kappa = measured_kappa(find(pre + rule), n, b, trials=100)
+    kappa = measured_kappa(get_rule(pre + rule), n, b, trials=100)
     assert b / (n - 2 * b) * (1 - 1e-6) <= kappa <= (proven_kappa(pre + rule, n, b) or 0)
 
 

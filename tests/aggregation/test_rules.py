@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cyber0.aggregation import PREAGGREGATIONS, RULES, distances, door, find, geometric_median, krum, native, nnm
+from cyber0.aggregation import (
+    PREAGGREGATIONS,
+    RULES,
+    decorators,
+    distances,
+    geometric_median,
+    get_rule,
+    krum,
+    native,
+    nnm,
+)
 from cyber0.aggregation.blocks import COLUMNS
 from cyber0.aggregation.choice import ranks
 from cyber0.testing import inputs
@@ -109,7 +119,7 @@ def test_krum_picks_the_same_vector_in_any_order(problem, random) -> None:
 def test_the_order_of_the_vectors_changes_no_bit_of_these(name: str, problem, random) -> None:
     vectors, byzantine = problem
     order = random.sample(range(len(vectors)), len(vectors))
-    assert find(name)(vectors, byzantine).tobytes() == find(name)(vectors[order], byzantine).tobytes()
+    assert get_rule(name)(vectors, byzantine).tobytes() == get_rule(name)(vectors[order], byzantine).tobytes()
 
 
 @given(problems(st.sampled_from([-1.0, -0.0, 0.0, 1.0])))
@@ -133,7 +143,7 @@ def test_no_point_nearby_has_a_smaller_sum_of_distances_than_the_geometric_media
 @settings(max_examples=20)
 def test_rules_commute_with_powers_of_two_to_the_ends_of_the_range(name: str, exponent: int, seed: int) -> None:
     vectors = np.random.default_rng(seed).standard_normal((11, 3)).astype(np.float32).astype(np.float64)
-    rule = find(name)
+    rule = get_rule(name)
     assert np.allclose(rule(vectors * 2.0**exponent, 2) * 2.0**-exponent, rule(vectors, 2), rtol=1e-6, atol=1e-9)
 
 
@@ -148,7 +158,7 @@ def test_distances_do_not_cancel() -> None:
 @pytest.mark.parametrize("name", ["cwtm", "krum", "median", "multikrum", "nnm+cwtm"])
 def test_the_bits_are_the_same_without_a_compiler(name: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = np.random.default_rng(k).standard_normal((2, 17, k))
-    rule = find(name)
+    rule = get_rule(name)
     compiled, squared = rule(vectors, 4), distances.squared_distances(vectors)
     monkeypatch.setattr(native, "library", lambda: None)
     assert rule(vectors, 4).tobytes() == compiled.tobytes()
@@ -158,7 +168,7 @@ def test_the_bits_are_the_same_without_a_compiler(name: str, k: int, monkeypatch
 @pytest.mark.parametrize("name", ["cwtm", "median", "nnm+cwtm", "nnm+krum"])
 def test_wide_vectors_are_aggregated_in_blocks_to_the_same_bits_in_any_layout(name: str) -> None:
     vectors = np.random.default_rng(0).standard_normal((9, 3 * COLUMNS + 5))
-    rule = find(name)
+    rule = get_rule(name)
     result = rule(vectors, 2)
     assert np.allclose(result, np.asarray(rule(torch.tensor(vectors, dtype=torch.float32), 2)), atol=1e-5)
     assert rule(np.asfortranarray(vectors), 2).tobytes() == result.tobytes()
@@ -172,14 +182,14 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """A device as its library sees it; the CPU plays one too."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    monkeypatch.setattr(door, "_is_host_tensor", lambda _vectors: False)
+    monkeypatch.setattr(decorators, "_is_host_tensor", lambda _vectors: False)
     return request.param
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_device_agrees_with_numpy_to_rounding(name: str, dtype, device: str) -> None:
-    rule = find(name)
+    rule = get_rule(name)
     kind = np.float64 if dtype is torch.float64 else np.float32
     for case, vectors in inputs(11, 3, 2, kind).items():
         batch = np.stack([vectors, vectors[::-1]])
@@ -195,24 +205,24 @@ def test_a_device_agrees_with_numpy_to_rounding(name: str, dtype, device: str) -
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_computed_in_double(name: str, dtype: str) -> None:
     vectors = torch.randn(11, 5, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
-    result = find(name)(vectors, 2)
+    result = get_rule(name)(vectors, 2)
     assert result.dtype == vectors.dtype
-    assert torch.equal(result, find(name)(vectors.double(), 2).to(vectors.dtype))
+    assert torch.equal(result, get_rule(name)(vectors.double(), 2).to(vectors.dtype))
 
 
 def test_a_tensor_that_requires_grad_is_aggregated_without() -> None:
     vectors = torch.ones(3, 2, requires_grad=True)
-    assert not find("nnm+cwtm")(vectors, 1).requires_grad
+    assert not get_rule("nnm+cwtm")(vectors, 1).requires_grad
 
 
 def test_cwtm_and_median_put_up_with_values_that_are_not_numbers() -> None:
     vectors = np.array([[1.0], [2.0], [3.0], [np.nan], [np.inf]])
-    assert find("cwtm")(vectors, 2) == find("median")(vectors, 2) == 3.0
-    assert find("bucketing+median")(vectors, 1).shape == (1,)  # whatever it is, it comes
+    assert get_rule("cwtm")(vectors, 2) == get_rule("median")(vectors, 2) == 3.0
+    assert get_rule("bucketing+median")(vectors, 1).shape == (1,)  # whatever it is, it comes
 
 
 def test_cwtm_trims_the_integer() -> None:
     """floor((b/n) n) is not b for 63 pairs up to n = 100, e.g. 29 of 100."""
     vectors = np.zeros((100, 1))
     vectors[:29] = 1e9
-    assert find("cwtm")(vectors, 29) == 0.0
+    assert get_rule("cwtm")(vectors, 29) == 0.0

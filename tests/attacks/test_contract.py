@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyber0.aggregation import find as find_rule
-from cyber0.attacks import ATTACKS, find, mount
+from cyber0.aggregation import get_rule
+from cyber0.attacks import ATTACKS, get_attack, mount
 from cyber0.errors import InvalidAttack, UnknownName
-from cyber0.names import name_of
+from cyber0.registry import name_of
 
 SEARCHING = ("alie", "alie-nnm", "foe", "foe-nnm")
 FIXED = [*sorted(set(ATTACKS) - set(SEARCHING)), *(f"{name}(omega=1.5)" for name in SEARCHING)]
 ALL = [*ATTACKS, *(f"foe(search='{search}')" for search in ("line", "grid", "both"))]
-RULES = [find_rule(name) for name in ("cwtm", "krum", "nnm+cwtm", "nnm+krum", "mean")]
+RULES = [get_rule(name) for name in ("cwtm", "krum", "nnm+cwtm", "nnm+krum", "mean")]
 
 MAKE = {
     "normal": lambda rng, shape: rng.normal(1.0, 1.0, shape),
@@ -44,7 +44,7 @@ def scenes(draw, kinds=tuple(MAKE), dtypes=(np.float64, np.float32)):
 
 
 def lies_of(attack, vectors, liars, rule, byzantine, seed=7):
-    return find(attack)(vectors, liars, rule, byzantine, np.random.default_rng(seed))
+    return get_attack(attack)(vectors, liars, rule, byzantine, np.random.default_rng(seed))
 
 
 def achieved(attack, lies, vectors, liars, rule, byzantine):
@@ -82,7 +82,7 @@ def test_each_element_of_a_batch_is_attacked_alone(attack, scene):
     lies = lies_of(attack, vectors, liars, rule, byzantine)
     rng = np.random.default_rng(7)
     for at in np.ndindex(vectors.shape[:-2]):
-        alone = find(attack)(vectors[at], liars, rule, byzantine, rng)
+        alone = get_attack(attack)(vectors[at], liars, rule, byzantine, rng)
         np.testing.assert_allclose(lies[at], alone, rtol=1e-6, atol=1e-6)
 
 
@@ -140,7 +140,7 @@ def test_lies_scale_with_the_votes(attack, scene, power):
 @pytest.mark.parametrize("attack", ALL)
 def test_one_honest_client_and_one_scalar(attack):
     votes = np.array([[2.0], [7.0], [9.0]])
-    lies = lies_of(attack, votes, [1, 2], find_rule("cwtm"), 1)
+    lies = lies_of(attack, votes, [1, 2], get_rule("cwtm"), 1)
     assert lies.shape == (2, 1)
 
 
@@ -158,15 +158,15 @@ def test_mounting_replaces_the_rows_of_the_liars_in_a_copy(attack, scene):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_found_by_name(attack):
-    assert find(attack) is ATTACKS[attack]
-    assert name_of(find(attack), ATTACKS) == attack
+    assert get_attack(attack) is ATTACKS[attack]
+    assert name_of(get_attack(attack), ATTACKS) == attack
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
     with pytest.raises(UnknownName, match="did you mean 'foe'"):
-        find("fo")
+        get_attack("fo")
     with pytest.raises(UnknownName, match="unknown option of tma 'omega'"):
-        find("tma(omega=2)")
+        get_attack("tma(omega=2)")
 
 
 def test_an_attack_of_your_own_needs_no_registration():
@@ -197,7 +197,7 @@ def test_an_attack_of_your_own_needs_no_registration():
 )
 def test_what_makes_no_sense_is_refused_in_words(attack, liars, words):
     with pytest.raises(InvalidAttack, match=words):
-        lies_of(attack, np.ones((3, 2)), liars, find_rule("cwtm"), 1)
+        lies_of(attack, np.ones((3, 2)), liars, get_rule("cwtm"), 1)
 
 
 @pytest.mark.parametrize("vectors", [[1.0, 2.0], np.ones(3), np.ones((2, 0)), np.ones((3, 2), dtype=np.int64)])

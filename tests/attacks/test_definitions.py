@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyber0.aggregation import find as find_rule
-from cyber0.attacks import find, lf
+from cyber0.aggregation import get_rule
+from cyber0.attacks import get_attack, lf
 
-rules = st.sampled_from([find_rule(name) for name in ("cwtm", "krum", "nnm+cwtm", "nnm+krum")])
+rules = st.sampled_from([get_rule(name) for name in ("cwtm", "krum", "nnm+cwtm", "nnm+krum")])
 
 
 @st.composite
@@ -23,7 +23,7 @@ def worlds(draw):
 
 def lies_of(attack, vectors, liars, rule=None, byzantine=None):
     byzantine = len(liars) if byzantine is None else byzantine
-    return find(attack)(vectors, liars, rule or find_rule("cwtm"), byzantine, np.random.default_rng(0))
+    return get_attack(attack)(vectors, liars, rule or get_rule("cwtm"), byzantine, np.random.default_rng(0))
 
 
 @given(world=worlds(), omega=st.floats(-5, 5))
@@ -104,7 +104,7 @@ def test_noise_has_the_moments_it_says():
     rng = np.random.default_rng(0)
     vectors = rng.normal([3.0, -1.0], [1.0, 4.0], (2000, 2))
     honest = vectors[:1001]
-    lies = lies_of("noise(scale=5)", vectors, range(1001, 2000), find_rule("mean"))
+    lies = lies_of("noise(scale=5)", vectors, range(1001, 2000), get_rule("mean"))
     deviation = 5 * honest.std(axis=0, ddof=1)
     assert (abs(lies.mean(axis=0) - honest.mean(axis=0)) < 0.15 * deviation).all()
     np.testing.assert_allclose(lies.std(axis=0), deviation, rtol=0.1)
@@ -114,4 +114,4 @@ def test_label_flipping_changes_data_not_votes():
     votes = np.arange(6.0).reshape(3, 2)
     assert np.array_equal(lies_of("lf", votes, [1]), votes[1:2])
     assert lf.corrupt_labels(np.arange(10), 10).tolist() == list(range(9, -1, -1))
-    assert [name for name in ("lf", "sf", "foe", "tma") if hasattr(find(name), "corrupt_labels")] == ["lf"]
+    assert [name for name in ("lf", "sf", "foe", "tma") if hasattr(get_attack(name), "corrupt_labels")] == ["lf"]

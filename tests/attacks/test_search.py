@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyber0.aggregation import PREAGGREGATIONS, RULES
-from cyber0.aggregation import find as find_rule
+from cyber0.aggregation import PREAGGREGATIONS, RULES, get_rule
 from cyber0.attacks.scene import observe
 from cyber0.attacks.search import SEARCHES, both, grid, line, zoom
 from cyber0.attacks.shortcuts import in_few_dimensions, is_isometric, trimmed_with_equal_lies
@@ -114,7 +113,7 @@ def test_the_default_comes_near_the_best_of_a_dense_grid(rule, direction):
     vectors, liars = rounds(0)
     scene = observe(vectors, liars)
     along = scene.deviation if direction == "alie" else -scene.mean
-    distance, unit = distance_of(scene, along, find_rule(rule), 5), unit_of(scene, along)
+    distance, unit = distance_of(scene, along, get_rule(rule), 5), unit_of(scene, along)
     dense = np.concatenate([np.geomspace(1e-3, 1e5, 600), np.linspace(0, 20, 400)])[:, None] * np.ones(len(vectors))
     best = distance(dense).max(axis=0)
     for search in ("zoom", "both"):
@@ -123,7 +122,7 @@ def test_the_default_comes_near_the_best_of_a_dense_grid(rule, direction):
         assert share.min() >= 0.90
     on_torch = observe(torch.tensor(vectors), liars)
     along = on_torch.deviation if direction == "alie" else -on_torch.mean
-    found = zoom(distance_of(on_torch, along, find_rule(rule), 5), unit_of(on_torch, along))[1]
+    found = zoom(distance_of(on_torch, along, get_rule(rule), 5), unit_of(on_torch, along))[1]
     np.testing.assert_allclose(found.numpy(), zoom(distance, unit)[1], rtol=1e-9)
 
 
@@ -136,16 +135,16 @@ def test_few_dimensions_show_the_same_distances(rule):
     assert few.vectors.shape == (6, 20, 16)
     np.testing.assert_allclose(unit_of(few, few_along), unit_of(scene, along), rtol=1e-9)
     omegas = np.linspace(0, 30, 64)[:, None] * np.ones(6)
-    full = distance_of(scene, along, find_rule(rule), 5)(omegas)
+    full = distance_of(scene, along, get_rule(rule), 5)(omegas)
     np.testing.assert_allclose(
-        distance_of(few, few_along, find_rule(rule), 5)(omegas), full, rtol=1e-6, atol=1e-6
+        distance_of(few, few_along, get_rule(rule), 5)(omegas), full, rtol=1e-6, atol=1e-6
     )  # a root of 1e-16
 
 
 def test_every_rule_that_says_so_is_isometric():
     rng = np.random.default_rng(3)
     vectors, (turn, _) = rng.normal(size=(9, 5)), np.linalg.qr(rng.normal(size=(5, 5)))
-    steps = {**RULES, **{name: find_rule(f"{name}+mean") for name in PREAGGREGATIONS}}
+    steps = {**RULES, **{name: get_rule(f"{name}+mean") for name in PREAGGREGATIONS}}
     told = [name for name, rule in steps.items() if is_isometric(rule)]
     assert sorted(told) == ["krum", "mean", "minimum_diameter", "multikrum", "nnm"]
     for name in told:
@@ -164,7 +163,7 @@ def test_the_trimmed_mean_under_equal_lies_is_a_mean_of_clipped_ones(seed, byzan
     assert (short is None) == (liars > byzantine)
     if short is not None:
         stacked = np.stack([np.concatenate([honest, np.tile(lie, (liars, 1))]) for lie in lies])
-        np.testing.assert_allclose(short(lies), find_rule("cwtm")(stacked, byzantine), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(short(lies), get_rule("cwtm")(stacked, byzantine), rtol=1e-12, atol=1e-12)
 
 
 def test_large_vectors_are_handed_to_the_rule_in_blocks():

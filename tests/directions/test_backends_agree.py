@@ -19,7 +19,7 @@ from cyber0.directions import (
     sample,
 )
 from cyber0.directions.elementwise import numpy_backend, torch_backend
-from cyber0.directions.select import find
+from cyber0.directions.select import get_backend
 
 keys = st.builds(
     DirectionKey,
@@ -54,8 +54,8 @@ def test_the_compiled_backend_is_there():
 
 def test_a_backend_that_was_found_can_be_named():
     key, device = DirectionKey(seed=1, round=0), torch.device("cpu")
-    found = find(None, device)
-    assert find(found, device) == found
+    found = get_backend(None, device)
+    assert get_backend(found, device) == found
     assert same(sample(key, 50, backend=found, device=device), sample(key, 50, backend="numpy"))
 
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from cyber0.cli import app
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidKeys, InvalidLedger, Refused, UnknownName
-from cyber0.flower.host import Host
-from cyber0.flower.order import Order
+from cyber0.flower.federator_thread import FederatorThread
+from cyber0.flower.settings import Settings
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.replay import base, rebuild
@@ -18,8 +18,8 @@ from cyber0.simulation import Simulation
 
 pytest.importorskip("flwr")
 
+from cyber0.flower.dispatch import Invite, Report
 from cyber0.flower.session import attend
-from cyber0.flower.sessions import Invite, Report
 
 SMALL = {"source": "embedded", "clients": 3, "byzantine": 1, "directions": 4, "batch": 16, "rounds": 6}
 
@@ -32,7 +32,7 @@ def simulated(config):
 
 
 def order(folder, **changes):
-    return Order.of({**SMALL, "ledger": str(folder / "run.sqlite"), "linger": 60, **changes})
+    return Settings.of({**SMALL, "ledger": str(folder / "run.sqlite"), "linger": 60, **changes})
 
 
 def invite(host, name):
@@ -48,7 +48,7 @@ def play(host, folder):
 
 def test_sessions_are_the_sequential_simulation(tmp_path):
     ordered = order(tmp_path, roster="ann,bob,cy")
-    with Host(ordered) as host:
+    with FederatorThread(ordered) as host:
         reports = play(host, tmp_path)
     commits, mark = simulated(ordered.config)
     assert reports == [Report(6, mark)] * 3
@@ -60,7 +60,7 @@ def test_sessions_are_the_sequential_simulation(tmp_path):
 
 
 def test_an_old_token_and_a_guessed_one_are_refused(tmp_path):
-    with Host(order(tmp_path)) as host:
+    with FederatorThread(order(tmp_path)) as host:
         old = invite(host, "client-0")
         new = invite(host, "client-0")
         for token in (old.token, "guessed"):
@@ -69,23 +69,27 @@ def test_an_old_token_and_a_guessed_one_are_refused(tmp_path):
 
 
 def test_a_token_is_good_for_its_own_name_alone(tmp_path):
-    with Host(order(tmp_path)) as host:
+    with FederatorThread(order(tmp_path)) as host:
         mine = invite(host, "client-0")
         with pytest.raises(Refused, match="calls itself 'client-1'"):
             attend(Invite(mine.address, mine.authority, mine.token, "client-1"), {"state": str(tmp_path / "state")})
 
 
 def test_a_ledger_goes_on_with_its_own_run_alone(tmp_path):
-    with Host(order(tmp_path)) as host:
+    with FederatorThread(order(tmp_path)) as host:
         first = play(host, tmp_path)
-    with Host(order(tmp_path)) as host:
+    with FederatorThread(order(tmp_path)) as host:
         assert play(host, tmp_path / "elsewhere") == first
-    with pytest.raises(InvalidConfig, match="holds another run"), Host(order(tmp_path, lr=0.5)):
+    with pytest.raises(InvalidConfig, match="holds another run"), FederatorThread(order(tmp_path, lr=0.5)):
         pass
 
 
 def test_a_ledger_is_served_once(tmp_path):
-    with Host(order(tmp_path)), pytest.raises((InvalidLedger, InvalidConfig)), Host(order(tmp_path)):
+    with (
+        FederatorThread(order(tmp_path)),
+        pytest.raises((InvalidLedger, InvalidConfig)),
+        FederatorThread(order(tmp_path)),
+    ):
         pass
 
 
@@ -103,7 +107,7 @@ def test_a_ledger_is_served_once(tmp_path):
 )
 def test_a_bad_order_is_a_sentence(keys, error, message):
     with pytest.raises(error, match=message):
-        Order.of(keys)
+        Settings.of(keys)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +120,13 @@ def test_a_bad_order_is_a_sentence(keys, error, message):
     ],
 )
 def test_only_a_federator_for_other_machines_is_reached_from_them(address, listen, place):
-    ordered = Order.of({"address": address})
+    ordered = Settings.of({"address": address})
     assert (ordered.listen, ordered.place(7)) == (listen, place)
 
 
 def test_a_bad_roster_is_a_sentence():
     with pytest.raises(InvalidKeys, match="use up to 64 letters"):
-        _ = Order.of({"roster": "ann,bob & cy"}).names
+        _ = Settings.of({"roster": "ann,bob & cy"}).names
 
 
 def test_the_app_that_is_written_orders_the_run(tmp_path):
@@ -131,7 +135,7 @@ def test_the_app_that_is_written_orders_the_run(tmp_path):
     assert CliRunner().invoke(app, words).exit_code == 0
     written = tomllib.loads((folder / "pyproject.toml").read_text())
     assert written["project"]["name"] == "my-digits"
-    ordered = Order.of(written["tool"]["flwr"]["app"]["config"])
+    ordered = Settings.of(written["tool"]["flwr"]["app"]["config"])
     assert ordered.config == RunConfig(clients=4, byzantine=1, lr=0.5)
     again = CliRunner().invoke(app, words)
     assert "is there already" in str(again.exception)

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from cyber0.cli import app
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig
+from cyber0.network.local_model import LocalModel, load_task
 from cyber0.network.member import Member
-from cyber0.network.model import Trained, load_task
 from cyber0.protocol.ledger import Memory
 from cyber0.replay import base, rebuild
 from cyber0.simulation import Simulation
@@ -158,7 +158,7 @@ def _member(name, model, setup):
 def test_a_federation_in_bf16_ends_with_the_bits_of_its_ledger(folder):
     config = config_of(folder, precision="bf16", rounds=3)
     ledger, task = Memory(), load_task(config, folder)
-    models = [Trained(config, place, task, "cpu") for place in range(3)]
+    models = [LocalModel(config, place, task, "cpu") for place in range(3)]
     makes = {f"client-{place}": partial(_member, f"client-{place}", model) for place, model in enumerate(models)}
     done, _ = play(config, ledger, makes, setup={"deadline": 30.0})
     _, initial = base(ledger.identity, folder / "roberta" / "model.safetensors")

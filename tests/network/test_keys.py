@@ -34,7 +34,7 @@ from cyber0.network.member import Member
 from cyber0.network.server import Federator
 from cyber0.network.session import attend
 from cyber0.network.setup import Setup
-from cyber0.network.thin import Thin
+from cyber0.network.stub_model import StubModel
 from cyber0.network.tokens import Tokens, passing, token_credentials
 from cyber0.protocol.chain import Seal, genesis
 from cyber0.protocol.ledger import Memory
@@ -225,7 +225,7 @@ def test_a_federation_over_mutual_tls(tmp_path):
 
     def come(port, name, folder):
         credentials = channel_credentials(folder)
-        return attend(f"127.0.0.1:{port}", lambda told: Member(told, name, Thin(2)), credentials=credentials)
+        return attend(f"127.0.0.1:{port}", lambda told: Member(told, name, StubModel(2)), credentials=credentials)
 
     async def play():
         key = private_key(federator_key(tmp_path / "keys"))

@@ -9,8 +9,8 @@ import torch
 from tests.network.parties import Parties, recipe
 
 from cyber0.errors import Refused, Unreachable
+from cyber0.network.local_model import LocalModel, load_task
 from cyber0.network.member import Member
-from cyber0.network.model import Trained, load_task
 from cyber0.network.server import Federator
 from cyber0.network.session import attend, run_client
 from cyber0.network.setup import Setup
@@ -67,7 +67,7 @@ def test_a_federation_is_the_sequential_simulation(tmp_path, changes):
 
 def member(config, task, **options):
     def make(setup, name):
-        return Member(setup, name, Trained(config, setup.roster.index(name), task, "cpu"), **options)
+        return Member(setup, name, LocalModel(config, setup.roster.index(name), task, "cpu"), **options)
 
     return make
 
@@ -158,13 +158,13 @@ def refused(config, make):
 
 def test_another_version_is_refused_with_a_reason(task):
     config = recipe()
-    said = refused(config, lambda setup: Old(setup, "client-0", Trained(config, 0, task, "cpu")))
+    said = refused(config, lambda setup: Old(setup, "client-0", LocalModel(config, 0, task, "cpu")))
     assert said == ("the federator refuses this client: it speaks version 9 of the protocol: this federator speaks 1")
 
 
 def test_who_is_not_on_the_roster_is_refused_with_a_reason(task):
     config = recipe()
-    said = refused(config, lambda setup: Member(setup, "eve", Trained(config, 0, task, "cpu")))
+    said = refused(config, lambda setup: Member(setup, "eve", LocalModel(config, 0, task, "cpu")))
     assert said == "the federator refuses this client: it is not on the roster"
 
 
@@ -197,7 +197,7 @@ def test_a_gpu_and_cpus_hold_the_same_bits(task):
         federator, address = await begin(config, ledger, fingerprint_every=5)
         parties = [
             attend(address, lambda setup, place=place, name=name: Member(
-                setup, name, Trained(config, place, task, "cuda" if place == 0 else "cpu")
+                setup, name, LocalModel(config, place, task, "cuda" if place == 0 else "cpu")
             ))
             for place, name in enumerate(federator.setup.roster)
         ]  # fmt: skip

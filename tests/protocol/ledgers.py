@@ -29,7 +29,7 @@ def identity(*, keep_votes=True, bf16=False, **options):
 def decisions(run, rounds, *, seed=1):
     """Rounds as a federator decides them: now and then a client is late, tells two stories or sends nonsense."""
     rng = np.random.default_rng(seed)
-    rule, plan = aggregation.find(run.config.rule), run.plan
+    rule, plan = aggregation.get_rule(run.config.rule), run.plan
     for t in range(rounds):
         votes = rng.normal(size=(plan.rows, 5, plan.directions)).astype(np.float32)
         wires = [to_wire(votes[:, place]) for place in range(5)]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyber0.aggregation import RULES, find
+from cyber0.aggregation import RULES, get_rule
 from cyber0.errors import InvalidAggregation, InvalidConfig
 from cyber0.protocol.admission import Votes, admit, differing, readmit, set_apart
 from cyber0.protocol.decide import decide, quorum
@@ -92,7 +92,7 @@ def test_who_was_set_apart_may_vote_anew_once_readmitted(first, second):
 @pytest.mark.parametrize("name", [*RULES, "nnm+cwtm", "bucketing+median"])
 @pytest.mark.parametrize("byzantine", [0, 1, 2])
 def test_a_quorum_is_enough_and_one_less_is_not(name, byzantine):
-    rule = find(name)
+    rule = get_rule(name)
     fewest = quorum(rule, byzantine, invited=20)
     votes = np.ones((1, fewest, 3), dtype=np.float32)
     assert decide(rule, votes, byzantine).tolist() == [[1.0, 1.0, 1.0]]
@@ -104,9 +104,9 @@ def test_a_quorum_is_enough_and_one_less_is_not(name, byzantine):
 
 def test_a_rule_that_needs_more_than_are_invited_is_refused():
     with pytest.raises(InvalidAggregation):
-        quorum(find("bulyan"), 1, invited=6)
+        quorum(get_rule("bulyan"), 1, invited=6)
     with pytest.raises(InvalidConfig, match="fewer than half"):
-        quorum(find("cwtm"), 1, invited=2)
+        quorum(get_rule("cwtm"), 1, invited=2)
 
 
 def test_a_decision_is_finite_in_float32_and_refuses_a_rule_that_is_not():
@@ -120,4 +120,4 @@ def test_a_decision_is_finite_in_float32_and_refuses_a_rule_that_is_not():
 def test_memory_layout_does_not_change_a_bit(seed):
     votes = np.random.default_rng(seed).normal(size=(3, 5, 4)).astype(np.float32)
     other = np.asfortranarray(votes)
-    assert decide(find("mean"), votes, 0).tobytes() == decide(find("mean"), other, 0).tobytes()
+    assert decide(get_rule("mean"), votes, 0).tobytes() == decide(get_rule("mean"), other, 0).tobytes()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.protocol.toys import BASE, LIES, MANIFEST, Honest, Liar, apply, measured
 
-from cyber0.aggregation import find
+from cyber0.aggregation import get_rule
 from cyber0.config import RunConfig
 from cyber0.errors import RejectedMessage
 from cyber0.protocol.codec import catch_up, decode_from_client, decode_from_federator, encode
@@ -271,7 +271,7 @@ class World:
                 assert counted[name] == measured(name, decision.round, self.weights[-1]), "a vote from other weights"
         assert all(ballot.client not in counted for ballot in decision.ballots if ballot.verdict == "equivocation")
         votes = np.stack([from_wire(counted[name], 1) for name in self.terms.roster if name in counted], axis=1)
-        assert decision.scalars == to_wire(decide(find(self.terms.rule), votes, self.terms.byzantine))
+        assert decision.scalars == to_wire(decide(get_rule(self.terms.rule), votes, self.terms.byzantine))
         if self.terms.rule == "nnm+cwtm":  # it mixes coordinates, so that the next law is not its own
             return
         true = [name for name in counted if name in self.honest and name not in self.once_corrupted]

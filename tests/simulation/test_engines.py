@@ -5,10 +5,10 @@ import pytest
 
 from cyber0.config import RunConfig
 from cyber0.simulation import Simulation
-from cyber0.tasks.task import find
+from cyber0.tasks.task import get_task
 
 SMALL = {"clients": 5, "byzantine": 1, "directions": 6, "batch": 8, "rounds": 3, "source": "embedded"}
-TASKS = {name: find(name)(None, "embedded") for name in ("mnist", "mnist-mlp(hidden=6)", "mnist-cnn")}
+TASKS = {name: get_task(name)(None, "embedded") for name in ("mnist", "mnist-mlp(hidden=6)", "mnist-cnn")}
 
 
 def simulate(task="mnist", **options):

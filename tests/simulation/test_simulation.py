@@ -6,9 +6,9 @@ from cyber0.config import RunConfig
 from cyber0.simulation import Simulation
 from cyber0.simulation.population import participants
 from cyber0.simulation.run import run
-from cyber0.tasks.task import find
+from cyber0.tasks.task import get_task
 
-MNIST = find("mnist")(None, "embedded")
+MNIST = get_task("mnist")(None, "embedded")
 
 
 def simulate(**options):
@@ -87,7 +87,7 @@ def not_a_number(vectors, byzantine):  # noqa: ARG001
 
 
 def test_a_rule_of_yours_is_checked(monkeypatch):
-    import cyber0.aggregation.naming as naming
+    import cyber0.aggregation.registry as naming
 
     monkeypatch.setitem(naming.RULES, "wrong", along_the_wrong_axis)
     monkeypatch.setitem(naming.RULES, "nan", not_a_number)

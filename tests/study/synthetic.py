@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from cyber0.study.recipe import Recipe, find
+from cyber0.study.recipe import Recipe, get_recipe
 from cyber0.study.results import Results
 
 SMALL = {
@@ -49,4 +49,4 @@ def invent(recipe: Recipe, seeds: int = 3, without: Sequence[int] = (), every: i
 
 def table1(**options: object) -> Results:
     """The paper's study, invented."""
-    return invent(find("table1"), **options)  # pyright: ignore[reportArgumentType]
+    return invent(get_recipe("table1"), **options)  # pyright: ignore[reportArgumentType]

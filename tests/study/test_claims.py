@@ -5,10 +5,10 @@ from tests.study.synthetic import small, table1
 
 from cyber0.errors import UnknownName
 from cyber0.study.claims import CLAIMS, Evidence, judge
-from cyber0.study.recipe import find
+from cyber0.study.recipe import get_recipe
 from cyber0.study.statistics import Measured, Sample, measure
 
-RECIPE = find("table1")
+RECIPE = get_recipe("table1")
 
 
 def published(**changed):

@@ -8,7 +8,7 @@ from tests.study.synthetic import FIGURES, invent, small, table1
 
 from cyber0.study import figures
 from cyber0.study.figures import chosen, curves, draw
-from cyber0.study.recipe import Figure, find
+from cyber0.study.recipe import Figure, get_recipe
 from cyber0.study.results import Results
 
 RESULTS = invent(small(figures=FIGURES))
@@ -112,4 +112,4 @@ def test_a_recipe_without_figures_gets_one_if_it_stays_readable():
     many = small(axes={"rule": ["cwtm", "krum"], "attack": [f"alie(omega={omega})" for omega in range(8)]})
     assert [(figure.line, figure.panel) for figure in chosen(many)] == [(["rule"], "attack")]
     assert chosen(small(axes={"mu": [0.001 * step for step in range(1, 31)]})) == []
-    assert chosen(find("table1")) == find("table1").figures
+    assert chosen(get_recipe("table1")) == get_recipe("table1").figures

@@ -4,14 +4,14 @@ import pytest
 
 from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
 from cyber0.simulation.ensemble import shape_of
-from cyber0.study.recipe import Recipe, find, shipped
+from cyber0.study.recipe import Recipe, get_recipe, shipped
 from cyber0.study.study import jobs_of
 
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_recipe_makes_runs_and_survives_its_own_file(name):
-    recipe = find(name)
-    assert Recipe.of(find(name).model_dump()) == recipe
+    recipe = get_recipe(name)
+    assert Recipe.of(get_recipe(name).model_dump()) == recipe
     jobs = jobs_of(recipe, {})
     assert len(jobs) == len(recipe.cells()) * recipe.seeds
     assert len({job.name for job in jobs}) == len(jobs)
@@ -21,12 +21,12 @@ def test_every_shipped_recipe_makes_runs_and_survives_its_own_file(name):
 
 def test_a_recipe_written_to_toml_is_the_same_recipe(tmp_path):
     for name in shipped():
-        (tmp_path / "again.toml").write_text(find(name).to_toml())
-        assert find(str(tmp_path / "again.toml")) == find(name)
+        (tmp_path / "again.toml").write_text(get_recipe(name).to_toml())
+        assert get_recipe(str(tmp_path / "again.toml")) == get_recipe(name)
 
 
 def test_table1_is_the_papers():
-    recipe = find("table1")
+    recipe = get_recipe("table1")
     cells = recipe.cells()
     grid = [cell for cell in cells if cell.labels["attack"] != "none"]
     assert len(grid) == 40
@@ -57,16 +57,16 @@ def test_extends_replaces_keys_of_base_and_axes_and_all_else_whole(tmp_path):
         'extends = "table1"\ntitle = "mine"\n[base]\nrounds = 7\n[axes]\nrule = ["cwtm"]\nexclude = []\n'
     )
     with pytest.raises(Cyber0Error):
-        find(str(tmp_path / "mine.toml"))  # table1's exclusions name rules that are no longer there
+        get_recipe(str(tmp_path / "mine.toml"))  # table1's exclusions name rules that are no longer there
     (tmp_path / "mine.toml").write_text(
         'extends = "table1"\nexclude = []\nfigures = []\n[base]\nrounds = 7\n[axes.rule]\nCWTM = "cwtm"\n'
     )
-    recipe = find(str(tmp_path / "mine.toml"))
+    recipe = get_recipe(str(tmp_path / "mine.toml"))
     assert len(recipe.cells()) == 2 * 6 + 2
     assert recipe.base == {"rounds": 7, "alpha": 0.1}
     (tmp_path / "own.toml").write_text(f'extends = "{tmp_path}/own.toml"\n')
     with pytest.raises(InvalidConfig, match="cannot extend itself"):
-        find(str(tmp_path / "own.toml"))
+        get_recipe(str(tmp_path / "own.toml"))
 
 
 @pytest.mark.parametrize(

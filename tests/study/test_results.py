@@ -8,7 +8,7 @@ import pytest
 from cyber0.protocol import export
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.verify import verify
-from cyber0.study.recipe import find
+from cyber0.study.recipe import get_recipe
 from cyber0.study.results import Results
 from cyber0.study.statistics import measure
 from cyber0.study.study import jobs_of
@@ -26,13 +26,13 @@ def test_there_are_results():
 
 @studies
 def test_the_recipe_that_ships_is_the_one_that_was_played(folder):
-    assert find(folder.name).to_toml() == (folder / "study.toml").read_text()
+    assert get_recipe(folder.name).to_toml() == (folder / "study.toml").read_text()
 
 
 @studies
 def test_the_table_is_what_the_data_give(folder):
     [data] = folder.glob("results.csv*")
-    recipe = find(folder.name)
+    recipe = get_recipe(folder.name)
     labels = dict.fromkeys(recipe.axes, str)  # "none" is no missing value, and 1e-4 no number
     frame = pd.read_csv(data, dtype=labels, keep_default_na=False, na_values={"loss": [""]})
     jobs = jobs_of(recipe, {})
@@ -42,7 +42,7 @@ def test_the_table_is_what_the_data_give(folder):
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
 def test_an_export_is_whole_and_says_where_it_leads(path):
-    recipe, run = find(path.parts[-3]), export.read(path)
+    recipe, run = get_recipe(path.parts[-3]), export.read(path)
     [config] = [job.config for job in jobs_of(recipe, {}) if job.name == path.stem]
     ours = run.identity.config
     assert ours.model_copy(update={"device": config.device}) == config

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.study.synthetic import PAPER, invent, small, table1
 
-from cyber0.study.recipe import find
+from cyber0.study.recipe import get_recipe
 from cyber0.study.results import Results
 from cyber0.study.statistics import (
     Difference,
@@ -117,8 +117,8 @@ def test_the_mean_square_is_bias_squared_and_variance(values):
 
 def test_nothing_to_compare():
     assert agreement([]) is None
-    assert [cell.best for cell in measure(Results(find("table1"), pd.DataFrame()))] == [None] * 42
+    assert [cell.best for cell in measure(Results(get_recipe("table1"), pd.DataFrame()))] == [None] * 42
 
 
 def test_labels_rank_as_the_recipe_lists_them():
-    assert list(rank(find("table1"), "rule")) == ["CWTM", "NNM+CWTM", "Krum", "NNM+Krum", "mean"]
+    assert list(rank(get_recipe("table1"), "rule")) == ["CWTM", "NNM+CWTM", "Krum", "NNM+Krum", "mean"]

@@ -3,14 +3,14 @@
 import pytest
 
 from cyber0.errors import InvalidConfig
-from cyber0.study.recipe import Recipe, find
+from cyber0.study.recipe import Recipe, get_recipe
 
 CELLS = {"table2": 15, "table3": 15, "lm-clients": 4, "lm-directions": 4, "lm-local-epochs": 3, "lm-byzantine": 3}
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_every_cell_is_the_papers_and_has_its_number(name):
-    recipe = find(name)
+    recipe = get_recipe(name)
     assert len(recipe.cells()) == CELLS[name]
     for cell in recipe.cells():
         config = cell.config(seed=0)
@@ -23,7 +23,10 @@ def test_every_cell_is_the_papers_and_has_its_number(name):
 
 
 def test_the_tables_differ_in_who_holds_what():
-    assert [find(name).cells()[0].config(0).partition for name in ("table2", "table3")] == ["dirichlet(alpha=1)", "iid"]
+    assert [get_recipe(name).cells()[0].config(0).partition for name in ("table2", "table3")] == [
+        "dirichlet(alpha=1)",
+        "iid",
+    ]
 
 
 def test_precision_may_be_an_axis():

@@ -13,7 +13,7 @@ from cyber0.parameters import Parameters
 from cyber0.tasks import NAMES, mnist
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.models import cnn, mlp
-from cyber0.tasks.task import TASKS, Task, cross_entropy, evaluate, find
+from cyber0.tasks.task import TASKS, Task, cross_entropy, evaluate, get_task
 
 SIZES = {"mnist": 7850, "mnist-mlp": 50890, "mnist-cnn": 11274}
 
@@ -84,7 +84,7 @@ def test_gradient_descent_learns(task, digits):
 
 
 def test_evaluation_does_not_depend_on_the_size_of_its_batches(digits):
-    model = find("mnist-mlp(hidden=8)")(None, "embedded").build(3)
+    model = get_task("mnist-mlp(hidden=8)")(None, "embedded").build(3)
     whole, parts = evaluate(model, digits), evaluate(model, digits, "cpu", size=77)
     assert whole == pytest.approx(parts, rel=1e-6)
     pair = torch.as_tensor(digits.test_inputs), torch.as_tensor(digits.test_labels)
@@ -97,7 +97,7 @@ def my_task(_directory, source, *, classes=2):
 
 
 def test_a_task_of_ones_own():
-    task = find(my_task)(None, "my data")
+    task = get_task(my_task)(None, "my data")
     assert task.dataset.source == "my data"
     assert evaluate(task.build(0), task.dataset)[1] > 0
 

@@ -111,7 +111,7 @@ def test_a_model_whose_head_is_in_parts_takes_its_own_way(tmp_path):
     shape = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "vocab_size": len(known)}
     transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**shape)).save_pretrained(tmp_path)
     known.save_pretrained(tmp_path)
-    found = checkpoint.find(str(tmp_path))
+    found = checkpoint.get_checkpoint(str(tmp_path))
     head = Head("masked", 2, (9, 11), known.mask_token_id)
     model = Classifier(found.load(), head)
     assert model.top is None
@@ -167,7 +167,7 @@ def test_a_copy_is_a_model_of_its_own(folder):
 def test_pooling_is_as_the_folder_says(folder, tmp_path):
     for path in (folder / "encoder").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert checkpoint.find(str(tmp_path)).pooling() == ("mean", False)
+    assert checkpoint.get_checkpoint(str(tmp_path)).pooling() == ("mean", False)
     (tmp_path / "1_Pooling").mkdir()
     kinds = ("Transformer", "Pooling", "Normalize")
     modules = [
@@ -176,7 +176,7 @@ def test_pooling_is_as_the_folder_says(folder, tmp_path):
     ]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
-    assert checkpoint.find(str(tmp_path)).pooling() == ("cls", True)
+    assert checkpoint.get_checkpoint(str(tmp_path)).pooling() == ("cls", True)
     hidden, mask = torch.randn(2, 3, 4), torch.tensor([[1, 1, 0], [1, 1, 1]])
     pooled = Head("pooled", 2, pooling="cls", normalise=True).pool(hidden, mask)
     torch.testing.assert_close(pooled, hidden[:, 0] / hidden[:, 0].norm(dim=1, keepdim=True))
@@ -187,32 +187,32 @@ def test_a_missing_decoder_is_tied_and_a_missing_head_refused(folder, tmp_path):
     for path in (folder / "llama").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = checkpoint.find(str(tmp_path)).load()
+    model = checkpoint.get_checkpoint(str(tmp_path)).load()
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     with pytest.raises(InvalidModel, match=r"has no trained head as a masked model \(it lacks cls.predictions"):
-        checkpoint.find(str(folder / "encoder"), "masked").load()
+        checkpoint.get_checkpoint(str(folder / "encoder"), "masked").load()
 
 
 def test_models_that_cannot_be_used_are_refused_in_a_sentence(folder, tmp_path):
     (tmp_path / "config.json").write_text((folder / "bert" / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(InvalidModel, match=r"has no safetensors, only pytorch_model.bin: convert it"):
-        checkpoint.find(str(tmp_path))
+        checkpoint.get_checkpoint(str(tmp_path))
     with pytest.raises(InvalidModel, match=r"by BertForMaskedLM.from_pretrained"):  # AutoModel would lose the head
-        checkpoint.find(str(tmp_path))
+        checkpoint.get_checkpoint(str(tmp_path))
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(InvalidModel, match=r"has a configuration, but no weights: put its model.safetensors there"):
-        checkpoint.find(str(tmp_path))
+        checkpoint.get_checkpoint(str(tmp_path))
     with pytest.raises(InvalidModel, match=r"'.*config.json' is a file: name the folder it lies in"):
-        checkpoint.find(str(tmp_path / "config.json"))
+        checkpoint.get_checkpoint(str(tmp_path / "config.json"))
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "clever", "architectures": ["CleverModel"]}')
     with pytest.raises(InvalidModel, match=r"cannot be used so by this transformers \(.*not recognize"):
-        checkpoint.find(str(tmp_path))
+        checkpoint.get_checkpoint(str(tmp_path))
     with pytest.raises(InvalidModel, match=r"cannot be used so by this transformers \(Unrecognized"):
-        checkpoint.find(str(folder / "llama"), "masked").load()
+        checkpoint.get_checkpoint(str(folder / "llama"), "masked").load()
     with pytest.raises(UnknownName, match="unknown head 'maskd'"):
-        checkpoint.find(str(folder / "bert"), "maskd")
+        checkpoint.get_checkpoint(str(folder / "bert"), "maskd")
     with pytest.raises(InvalidModel, match=r"2 float32 copies of .* need .* GiB are free on cpu: use a smaller model"):
         memory.check(2**50, copies=2)
 
@@ -220,7 +220,7 @@ def test_models_that_cannot_be_used_are_refused_in_a_sentence(folder, tmp_path):
 def test_a_model_that_is_nowhere_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InvalidModel, match="model = 'no-such/model' is no folder here, and cannot be had from the hub"):
-        checkpoint.find("no-such/model")
+        checkpoint.get_checkpoint("no-such/model")
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(capfd):
     with pytest.raises(
         InvalidModel, match=r"model = 'no-such/model' is no folder here, and cannot be had from the hub"
     ):
-        checkpoint.find("no-such/model")
+        checkpoint.get_checkpoint("no-such/model")
     assert capfd.readouterr() == ("", "")
     with reached("no-such/model"):
         assert transformers.utils.hub.is_offline_mode()
@@ -264,7 +264,7 @@ def test_a_damaged_file_of_a_model_is_named(folder, tmp_path, file, content, sai
     if content is None:
         (copied / "tokenizer_config.json").unlink()
     with pytest.raises(InvalidModel, match=said):
-        checkpoint.find(str(copied)).load()
+        checkpoint.get_checkpoint(str(copied)).load()
 
 
 def test_weights_of_another_shape_are_refused(folder, tmp_path):
@@ -272,7 +272,7 @@ def test_weights_of_another_shape_are_refused(folder, tmp_path):
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
     with pytest.raises(InvalidModel, match=r"its weights have other shapes than its config.json says"):
-        checkpoint.find(str(copied)).load()
+        checkpoint.get_checkpoint(str(copied)).load()
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_an_option_that_makes_no_sense_is_named(folder, options, said):
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InvalidModel, match=r"there is no folder .*gone: --model takes a folder, or an id of the hub"):
-        checkpoint.find(str(tmp_path / "gone"))
+        checkpoint.get_checkpoint(str(tmp_path / "gone"))
 
 
 def test_without_transformers_the_line_that_installs_it_is_said(folder, monkeypatch):

@@ -56,7 +56,7 @@ def test_threads_build_the_models_that_one_thread_builds(folder, adapter, capfd)
 
 
 def test_threads_load_one_checkpoint(folder):
-    found = checkpoint.find(str(folder / "roberta"))
+    found = checkpoint.get_checkpoint(str(folder / "roberta"))
     models = at_once(lambda _: found.load())
     assert len({Parameters.of(model).fingerprint() for model in models}) == 1
     assert len({id(model) for model in models}) == THREADS
@@ -90,7 +90,7 @@ start = Barrier(len(sys.argv) - 1)
 def load(path):
     start.wait()
     from cyber0.tasks.text import checkpoint
-    return type(checkpoint.find(path).load()).__name__
+    return type(checkpoint.get_checkpoint(path).load()).__name__
 with ThreadPoolExecutor(len(sys.argv) - 1) as threads:
     print(*threads.map(load, sys.argv[1:]))
 """

@@ -4,11 +4,11 @@ A rule is a callable `rule(vectors, byzantine, **options)` from `[..., n, k]` to
 torch; a pre-aggregation gives `[..., m, k]`. Any rule can follow any pre-aggregations.
 
 >>> import numpy as np
->>> from cyber0.aggregation import compose, cwtm, find, nnm
+>>> from cyber0.aggregation import compose, cwtm, get_rule, nnm
 >>> votes = np.array([[1.0, 2.0], [2.0, 1.0], [1.5, 1.5], [9e9, -9e9]])
->>> find("nnm+cwtm")(votes, byzantine=1)
+>>> get_rule("nnm+cwtm")(votes, byzantine=1)
 array([1.5, 1.5])
->>> bool((compose(nnm, cwtm)(votes, 1) == find("nnm+cwtm")(votes, 1)).all())
+>>> bool((compose(nnm, cwtm)(votes, 1) == get_rule("nnm+cwtm")(votes, 1)).all())
 True
 
 No rule changes its input, gives anything but finite numbers for finite numbers, or heeds the order of the vectors
@@ -16,10 +16,10 @@ beyond rounding; `cyber0.testing.check_rule` puts yours to the same test. On the
 on every machine.
 """
 
-from cyber0.aggregation.naming import PREAGGREGATIONS, RULES, Composition, Rule, compose, find
 from cyber0.aggregation.pre.bucketing import bucketing
 from cyber0.aggregation.pre.clip import clip
 from cyber0.aggregation.pre.nnm import nnm
+from cyber0.aggregation.registry import PREAGGREGATIONS, RULES, Composition, Rule, compose, get_rule
 from cyber0.aggregation.rules.bulyan import bulyan
 from cyber0.aggregation.rules.centered_clipping import centered_clipping
 from cyber0.aggregation.rules.coordinatewise import cwtm, mean, median
@@ -39,8 +39,8 @@ __all__ = [
     "clip",
     "compose",
     "cwtm",
-    "find",
     "geometric_median",
+    "get_rule",
     "krum",
     "meamed",
     "mean",

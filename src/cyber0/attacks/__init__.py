@@ -5,13 +5,13 @@ have sent honestly, `vectors` `[..., n, k]` of NumPy or torch; which rows lie; t
 rule is told. It gives what the liars send, `[..., len(liars), k]`, never modifies its input, and draws from `rng` only.
 
 >>> import numpy as np
->>> from cyber0.aggregation import find as find_rule
->>> from cyber0.attacks import find, mount
+>>> from cyber0.aggregation import get_rule
+>>> from cyber0.attacks import get_attack, mount
 >>> rng, liars = np.random.default_rng(0), range(15, 20)
 >>> votes = rng.normal(1.0, 1.0, (20, 8))
 >>> for name in ("mean", "cwtm"):
-...     rule = find_rule(name)
-...     sent = mount(find("foe(omega=20)"), votes, liars, rule, 5, rng)
+...     rule = get_rule(name)
+...     sent = mount(get_attack("foe(omega=20)"), votes, liars, rule, 5, rng)
 ...     print(name, "is moved by", np.linalg.norm(rule(sent, 5) - votes[:15].mean(axis=0)).round(1))
 mean is moved by 15.7
 cwtm is moved by 1.4
@@ -24,9 +24,9 @@ from cyber0.attacks.alie import alie, alie_nnm
 from cyber0.attacks.foe import foe, foe_nnm
 from cyber0.attacks.labels import lf
 from cyber0.attacks.mimic import mimic
-from cyber0.attacks.naming import ATTACKS, find, mount
-from cyber0.attacks.plain import noise, none, nonfinite, sf, zero
+from cyber0.attacks.registry import ATTACKS, get_attack, mount
 from cyber0.attacks.scene import Attack
+from cyber0.attacks.simple import noise, none, nonfinite, sf, zero
 from cyber0.attacks.spread import min_max, min_sum
 from cyber0.attacks.tma import tma
 
@@ -35,9 +35,9 @@ __all__ = [
     "Attack",
     "alie",
     "alie_nnm",
-    "find",
     "foe",
     "foe_nnm",
+    "get_attack",
     "lf",
     "mimic",
     "min_max",

@@ -32,9 +32,9 @@ def foe(
     one that carries the `target` farthest from the honest mean: the 'rule' alone, or the whole 'composition'.
 
     >>> import numpy as np
-    >>> from cyber0.aggregation import find
+    >>> from cyber0.aggregation import get_rule
     >>> votes = np.array([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0], [0.0, 0.0]])
-    >>> foe(votes, [3], find("nnm+cwtm"), 1, np.random.default_rng(0), omega=2)
+    >>> foe(votes, [3], get_rule("nnm+cwtm"), 1, np.random.default_rng(0), omega=2)
     array([[-2., -5.]])
     """
     scene = observe(vectors, liars)
@@ -54,8 +54,8 @@ def foe_nnm(
     """`foe` that aims at the whole composition, pre-aggregations included.
 
     >>> import numpy as np
-    >>> from cyber0.aggregation import find
-    >>> rng, rule = np.random.default_rng(0), find("nnm+cwtm")
+    >>> from cyber0.aggregation import get_rule
+    >>> rng, rule = np.random.default_rng(0), get_rule("nnm+cwtm")
     >>> votes, liars = rng.normal(1.0, 1.0, (20, 8)), range(15, 20)
     >>> lies = foe_nnm(votes, liars, rule, 5, rng)
     >>> bool((lies == foe(votes, liars, rule, 5, rng, target="composition")).all())

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from numpy.random import Generator
 
-from cyber0.attacks.plain import none
 from cyber0.attacks.scene import Liars, Rule
+from cyber0.attacks.simple import none
 
 __all__ = ["corrupt_labels", "lf"]
 

@@ -27,8 +27,8 @@ __all__ = ["in_few_dimensions", "is_cwtm", "is_isometric", "trimmed_with_equal_l
 def is_isometric(rule: Rule) -> bool:
     """Whether a rule, with its pre-aggregations, says that it commutes with rotations and translations.
 
-    >>> from cyber0.aggregation import find
-    >>> is_isometric(find("nnm+krum")), is_isometric(find("nnm+cwtm"))
+    >>> from cyber0.aggregation import get_rule
+    >>> is_isometric(get_rule("nnm+krum")), is_isometric(get_rule("nnm+cwtm"))
     (True, False)
     """
     steps = (*getattr(rule, "pre", ()), getattr(rule, "rule", rule))
@@ -85,8 +85,8 @@ def trimmed_with_equal_lies(scene: Scene, byzantine: int) -> Callable[[Any], Any
 def is_cwtm(rule: Rule) -> bool:
     """Whether a rule is the trimmed mean and nothing else.
 
-    >>> from cyber0.aggregation import find
-    >>> is_cwtm(find("cwtm")), is_cwtm(find("nnm+cwtm"))
+    >>> from cyber0.aggregation import get_rule
+    >>> is_cwtm(get_rule("cwtm")), is_cwtm(get_rule("nnm+cwtm"))
     (True, False)
     """
     return rule is cwtm or (getattr(rule, "pre", None) == () and getattr(rule, "rule", None) is cwtm)

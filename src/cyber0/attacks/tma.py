@@ -1,6 +1,6 @@
 """The transformed trimmed-mean attack, tailored to the coordinate-wise trimmed mean.
 
-Egger, Bakshi, Bitar. Byzantine-Resilient Zero-Order Optimization for Communication-Efficient Heterogeneous Federated
+Egger, Bakshi, Bitar. Byzantine-Resilient Zero-Settings Optimization for Communication-Efficient Heterogeneous Federated
 Learning. 2025.
 """
 # ruff: noqa: ARG001 (attacks share one signature)

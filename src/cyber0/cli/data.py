@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cyber0.tasks.holdings import FORMATS, check_format, write
 from cyber0.tasks.mnist import load
-from cyber0.tasks.partition import PARTITIONS, count, find, split
+from cyber0.tasks.partition import PARTITIONS, count, get_partition, split
 
 __all__ = ["data"]
 
@@ -83,7 +83,7 @@ def data(
 
 def _described(partition: str, options: dict[str, float]) -> str:
     """The partition's name with all its options, those not given too."""
-    parameters = signature(find(partition)).parameters.values()
+    parameters = signature(get_partition(partition)).parameters.values()
     defaults = {parameter.name: parameter.default for parameter in parameters if parameter.kind is KEYWORD_ONLY}
     return ", ".join(
         [partition.partition("(")[0], *(f"{key} = {value}" for key, value in (defaults | options).items())]

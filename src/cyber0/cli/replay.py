@@ -95,7 +95,7 @@ def chosen(device: str) -> str:
         raise
     from cyber0.tasks import devices
 
-    return str(devices.find(device))
+    return str(devices.get_device(device))
 
 
 @contextmanager

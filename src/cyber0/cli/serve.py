@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cyber0 import names, tasks
+from cyber0 import registry, tasks
 from cyber0.cli.run import with_config_options
 from cyber0.config import load, merged
 from cyber0.errors import InvalidConfig
@@ -81,7 +81,7 @@ def _asked(
     if members and "clients" not in {**keys, **given}:
         given = {**given, "clients": len(members)}
     setup = Setup.of(merged(keys, given), members, keep_votes=not no_votes, **waits)
-    names.check("task", setup.config.task, tasks.NAMES)  # these two refuse what no client could play
+    registry.check("task", setup.config.task, tasks.NAMES)  # these two refuse what no client could play
     _ = setup.terms
     return setup
 

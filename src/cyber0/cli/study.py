@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
-from cyber0.study.recipe import Recipe, find, shipped
+from cyber0.study.recipe import Recipe, get_recipe, shipped
 
 if TYPE_CHECKING:
     from cyber0.study.results import Failure, Results
@@ -50,7 +50,7 @@ def study(
     show: Annotated[bool, typer.Option("--print-recipe", help="Show the recipe and stop.")] = False,
 ) -> None:
     """Play a study and write its report. A study that was stopped goes on where it was: give the same command."""
-    chosen = _changed(find(recipe), seeds, change or [])
+    chosen = _changed(get_recipe(recipe), seeds, change or [])
     if show:
         typer.echo(chosen.to_toml(), nl=False)
         return

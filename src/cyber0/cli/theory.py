@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from cyber0.aggregation import RULES, find
+from cyber0.aggregation import RULES, get_rule
 from cyber0.config import merged
 from cyber0.errors import InvalidAggregation, InvalidConfig
 from cyber0.testing import measured_kappa
@@ -143,7 +143,7 @@ def _measured(console: Console, n: int, byzantine: int) -> dict[str, float | Non
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         for rule in progress.track(MEASURED, description="measuring"):
             try:
-                kappas[rule] = measured_kappa(find(rule), n, byzantine, trials=TRIALS)
+                kappas[rule] = measured_kappa(get_rule(rule), n, byzantine, trials=TRIALS)
             except InvalidAggregation:  # Bulyan needs more vectors
                 kappas[rule] = None
     return kappas

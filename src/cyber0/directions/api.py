@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cyber0.directions.backend import Backend, Buffer, Packed
 from cyber0.directions.key import DirectionKey, Family, check_slice, pack
 from cyber0.directions.native import WHOLE, Cpu
-from cyber0.directions.select import Hosted, empty, find, host, is_numpy, on_device
+from cyber0.directions.select import Hosted, empty, get_backend, host, is_numpy, on_device
 from cyber0.errors import InvalidArray
 from cyber0.extras import require
 
@@ -218,7 +218,7 @@ def fingerprint(weights: Any, *, start: int = 0, backend: str | Backend | None =
     True
     """
     flat, _ = _flat(weights)
-    return find(backend, on_device(flat)).fingerprint(flat, start)
+    return get_backend(backend, on_device(flat)).fingerprint(flat, start)
 
 
 def _device(device: Any) -> Any:
@@ -254,7 +254,7 @@ def prepare(
         rounded = values.astype(np.float32)
     if not np.isfinite(rounded).all():
         raise InvalidArray(f"coefficient {values[~np.isfinite(rounded)][0]} is not a finite float32")
-    chosen = find(backend, device)
+    chosen = get_backend(backend, device)
     units = _units(keys, dimension, chosen, device) if family == "sphere" else np.ones(len(keys))
     return chosen, pack(keys, family, units, rounded)
 
@@ -294,7 +294,7 @@ def fold(
     >>> w.round(2)
     array([0.34, 0.99, 0.95], dtype=float32)
     """
-    chosen = find(backend, device)
+    chosen = get_backend(backend, device)
     if family == "sphere":
         native = chosen.inner if isinstance(chosen, Hosted) else chosen
         if isinstance(native, Cpu) and dimension <= WHOLE and (device is None or device.type == "cpu"):

@@ -17,7 +17,7 @@ from cyber0.directions.key import DirectionKey, pack
 from cyber0.errors import BackendError, UnknownName
 from cyber0.extras import require
 
-__all__ = ["BACKENDS", "empty", "find", "host", "is_numpy", "on_device", "proof"]
+__all__ = ["BACKENDS", "empty", "get_backend", "host", "is_numpy", "on_device", "proof"]
 
 PROOF = "988cc9e85841f270"  # of proof(), on every backend and device there is
 
@@ -118,7 +118,7 @@ def _borrow(*outs: Any) -> Generator[list[Any]]:
 def proof(backend: Backend, device: Any) -> str:
     """A digest over each family and operation, unaligned, that every backend and device must agree on.
 
-    >>> proof(numpy_backend(), None) == proof(find(None, None), None)
+    >>> proof(numpy_backend(), None) == proof(get_backend(None, None), None)
     True
     """
     key = DirectionKey(seed=0x0123456789ABCDEF, round=3, epoch=2, index=1)
@@ -156,10 +156,10 @@ def _default_name(device: Any) -> str:
     return "cpu" if native.available() else "numpy" if device is None else "torch"
 
 
-def find(backend: str | Backend | None, device: Any) -> Backend:
+def get_backend(backend: str | Backend | None, device: Any) -> Backend:
     """The backend asked for, or the fastest for the device; proven on it, or refused.
 
-    >>> find("numpy", None).name
+    >>> get_backend("numpy", None).name
     'numpy'
     """
     chosen = _make(backend if backend is not None else _default_name(device))
@@ -176,7 +176,7 @@ def find(backend: str | Backend | None, device: Any) -> Backend:
             f"{device} does not give the stream's known answers: its directions come from the CPU",
             stacklevel=3,
         )
-        return Hosted(find(None, None))
+        return Hosted(get_backend(None, None))
     raise BackendError(f"backend {chosen.name!r} on {device or 'the CPU'} does not give the stream's known answers")
 
 

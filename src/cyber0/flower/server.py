@@ -11,10 +11,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from cyber0.errors import Disagreement
-from cyber0.flower.host import Host
-from cyber0.flower.order import Order
-from cyber0.flower.seating import Node, Seating
-from cyber0.flower.sessions import Invite, Report, Sessions
+from cyber0.flower.assignment import Assignment, Node
+from cyber0.flower.dispatch import Dispatch, Invite, Report
+from cyber0.flower.federator_thread import FederatorThread
+from cyber0.flower.settings import Settings
 
 __all__ = ["agreed", "serve", "server_app"]
 
@@ -38,17 +38,17 @@ def server_app() -> ServerApp:
 
 def serve(grid: Grid, run_config: Mapping[str, Any], say: Callable[[str], None]) -> None:
     """Serve the ordered run to its end, and say what came of it."""
-    order = Order.of(run_config)
-    with Host(order, say) as host:
+    order = Settings.of(run_config)
+    with FederatorThread(order, say) as host:
         say(f"the federator of {order.config.clients} clients is at {host.address}, its ledger is {order.path}")
-        seating = Seating(host.roster, named=order.names is not None)
+        assignment = Assignment(host.roster, named=order.names is not None)
 
         def invite(name: str) -> Invite:
             return Invite(host.address, host.authority, host.tokens.issue(name), name)
 
-        sessions = Sessions(grid, invite, say)
+        sessions = Dispatch(grid, invite, say)
         while not host.is_over and len(sessions.reports) < len(host.roster):
-            _look(grid, seating, sessions, say)
+            _look(grid, assignment, sessions, say)
             time.sleep(LOOK)
     reports = _heard(host) | sessions.reports
     mark = agreed(reports, order.config.byzantine, say)
@@ -77,18 +77,18 @@ def agreed(reports: Mapping[str, Report], byzantine: int, say: Callable[[str], N
     return mark
 
 
-def _heard(host: Host) -> dict[str, Report]:
+def _heard(host: FederatorThread) -> dict[str, Report]:
     """What clients said at the end of their streams: a reply by Flower may come too late."""
     rounds, clients = host.order.config.rounds, host.tally.clients.items()
     return {name: Report(rounds, seen.fingerprint) for name, seen in clients if seen.fingerprint is not None}
 
 
-def _look(grid: Grid, seating: Seating, sessions: Sessions, say: Callable[[str], None]) -> None:
+def _look(grid: Grid, assignment: Assignment, sessions: Dispatch, say: Callable[[str], None]) -> None:
     """Ask Flower who is there and who has replied; the streams go on while Flower does not answer."""
     try:
         nodes = [Node(info.node_id, info.name, info.last_activated_at) for info in grid.get_nodes()]
-        sessions.expect(seating.changed(nodes))
+        sessions.expect(assignment.changed(nodes))
         sessions.collect()
-        sessions.renew({name: node for name, node in seating.seats.items() if node in nodes})
+        sessions.renew({name: node for name, node in assignment.seats.items() if node in nodes})
     except httpx.HTTPError as error:
         say(f"Flower does not answer, the rounds go on: {error}")

@@ -8,8 +8,8 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from cyber0.flower.order import typed
-from cyber0.flower.sessions import ACTION, Invite, Report
+from cyber0.flower.dispatch import ACTION, Invite, Report
+from cyber0.flower.settings import typed
 from cyber0.network.session import run_client
 from cyber0.network.tokens import token_credentials
 

@@ -9,7 +9,7 @@ import tomli_w
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.files import write_whole
-from cyber0.flower.order import Order
+from cyber0.flower.settings import Settings
 
 __all__ = ["new"]
 
@@ -51,7 +51,7 @@ def new(folder: Path, config: RunConfig, ledger: str | None = None) -> None:
 def _project(folder: Path, config: RunConfig, ledger: str | None) -> str:
     name = re.sub("[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
     run = {key: value for key, value in config.model_dump(exclude_none=True).items() if key not in ELSEWHERE}
-    serving = {field.name: field.default for field in fields(Order) if field.name != "config"}
+    serving = {field.name: field.default for field in fields(Settings) if field.name != "config"}
     serving["ledger"] = ledger or str(folder.resolve().with_suffix(".sqlite"))
     app = {
         "publisher": "cyber0",

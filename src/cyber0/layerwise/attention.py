@@ -61,13 +61,13 @@ def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, 
     """As transformers attends by default, but for prompts that are short, on a device with Triton."""
     plain = all(name in PLAIN or value is None for name, value in options.items()) and not options.get("dropout")
     if plain and query.is_cuda and find_spec("triton") is not None:
-        from cyber0.layerwise import short
+        from cyber0.layerwise import short_attention
 
-        if short.suits(query, key, attention_mask):
+        if short_attention.suits(query, key, attention_mask):
             causal = options.get("is_causal")
             causal = getattr(module, "is_causal", True) if causal is None else causal
             scale = options.get("scaling") or query.shape[3] ** -0.5
-            return short.attention(
+            return short_attention.attention(
                 query, key, value, attention_mask, scale, causal=bool(causal) and attention_mask is None
             ), None
     sdpa: Any = import_module("transformers.integrations.sdpa_attention")

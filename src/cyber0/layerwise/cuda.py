@@ -16,8 +16,8 @@ import torch
 from cyber0.directions.tensors import Tensors, descend_all, gather, pair_all
 from cyber0.errors import InvalidEstimate
 from cyber0.layerwise import kernels
-from cyber0.layerwise.parts import pinned
-from cyber0.layerwise.source import TOGETHER, Aim, Layout, Pair
+from cyber0.layerwise.batching import pinned
+from cyber0.layerwise.source import TOGETHER, Layout, Pair, Perturbation
 
 __all__ = ["Cuda"]
 
@@ -65,7 +65,7 @@ class Cuda:
         """What a captured walk cannot change."""
         return self.table.numel(), self.bits, self.due
 
-    def aim(self, aim: Aim) -> None:
+    def aim(self, aim: Perturbation) -> None:
         """Write the directions to where kernels, captured ones too, read them."""
         words = aim.rows.view(np.int32)
         self.bits, self.due = bool(aim.rows["bits"][0]), aim.due

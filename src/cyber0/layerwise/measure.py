@@ -13,7 +13,7 @@ from cyber0.estimate import Losses, estimate
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
 
-__all__ = ["Measure", "Precision", "Walking", "called", "is_walked", "measure_of", "prepared"]
+__all__ = ["LayerwiseEstimate", "Measure", "Precision", "called", "is_layerwise", "measure_of", "prepared"]
 
 Precision = Literal["float32", "mixed", "bf16"]
 """float32: masters and arithmetic; mixed: float32 masters, bf16 arithmetic; bf16: both, rounded by the stream."""
@@ -37,7 +37,7 @@ class Measure(Protocol):
         ...
 
 
-class Walking:
+class LayerwiseEstimate:
     """`estimate` by walks: one for each model, kept, with what it has captured.
 
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
@@ -45,7 +45,7 @@ class Walking:
     >>> parameters = Parameters.of(task.build(0))
     >>> batch = torch.rand(5, 784), torch.zeros(5, dtype=torch.int64)
     >>> aim = {"keys": [DirectionKey(seed=1, round=0)], "mu": 1e-3, "family": "sphere"}
-    >>> walked = Walking()(parameters, cross_entropy, batch, **aim)
+    >>> walked = LayerwiseEstimate()(parameters, cross_entropy, batch, **aim)
     >>> np.allclose(walked, estimate(parameters, cross_entropy, batch, **aim), rtol=1e-3, atol=1e-2)
     True
     """
@@ -87,10 +87,10 @@ class Walking:
         return (values * (scale / len(keys))).astype(np.float32)
 
 
-def is_walked(module: Any) -> bool:
+def is_layerwise(module: Any) -> bool:
     """Whether a model is measured layer by layer: one that says how to score, as language models do.
 
-    >>> is_walked(torch.nn.Linear(3, 2))
+    >>> is_layerwise(torch.nn.Linear(3, 2))
     False
     """
     return hasattr(module, "scores")
@@ -102,7 +102,7 @@ def measure_of(module: Any, precision: Precision = "float32") -> Measure:
     >>> measure_of(torch.nn.Linear(3, 2)) is estimate
     True
     """
-    return Walking(arithmetic_of(precision)) if is_walked(module) else estimate
+    return LayerwiseEstimate(arithmetic_of(precision)) if is_layerwise(module) else estimate
 
 
 def called(measure: Measure, parameters: Parameters, losses: Losses) -> Any:
@@ -112,7 +112,7 @@ def called(measure: Measure, parameters: Parameters, losses: Losses) -> Any:
     >>> called(estimate, Parameters.of(model), torch.nn.functional.cross_entropy) is model
     True
     """
-    if isinstance(measure, Walking) and measure.arithmetic != torch.float32:
+    if isinstance(measure, LayerwiseEstimate) and measure.arithmetic != torch.float32:
         return measure.walk(parameters, losses).model
     return parameters.module
 
@@ -135,7 +135,7 @@ def prepared(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
     """
     if precision not in get_args(Precision):
         raise InvalidConfig(f"precision = {precision!r}: use one of {', '.join(get_args(Precision))}")
-    if precision != "float32" and not is_walked(module):
+    if precision != "float32" and not is_layerwise(module):
         raise InvalidConfig(
             f"precision = {precision!r} is for language models: {type(module).__name__} is trained in float32"
         )

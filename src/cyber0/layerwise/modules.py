@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils import _pytree as trees
 
 from cyber0.errors import InvalidEstimate
-from cyber0.layerwise.plain import in_arithmetic
 from cyber0.layerwise.source import Pair, Source, normed
+from cyber0.layerwise.whole_model import in_arithmetic
 
-__all__ = ["Both", "Handler", "blocks", "handlers", "linear", "readers", "trained"]
+__all__ = ["Handler", "SignPair", "blocks", "handlers", "linear", "readers", "trained"]
 
 Tensor = torch.Tensor
 Handler = Callable[..., Any]
@@ -28,10 +28,10 @@ LISTS = nn.ParameterList, nn.ParameterDict
 
 
 @dataclass(slots=True)
-class Both:
+class SignPair:
     """What handlers know: the source of weights, the type of the arithmetic, and how many rows both halves have.
 
-    >>> Both(None, torch.float32, rows=6).parts(torch.zeros(6, 2))
+    >>> SignPair(None, torch.float32, rows=6).parts(torch.zeros(6, 2))
     [slice(None, 3, None), slice(3, None, None)]
     """
 
@@ -59,10 +59,10 @@ class Both:
         return (None, None) if parameter is None else self.source.vector(parameter, dtype)
 
 
-def linear(both: Both, x: Tensor, weights: Pair, biases: Pair | tuple[None, None]) -> Tensor:
+def linear(both: SignPair, x: Tensor, weights: Pair, biases: Pair | tuple[None, None]) -> Tensor:
     """Each half of x times its matrix [outputs, inputs], plus its bias.
 
-    >>> both = Both(None, torch.float32, rows=2)
+    >>> both = SignPair(None, torch.float32, rows=2)
     >>> linear(both, torch.ones(2, 3), (torch.ones(1, 3), torch.zeros(1, 3)), (None, None))
     tensor([[3.],
             [0.]])
@@ -78,11 +78,11 @@ def linear(both: Both, x: Tensor, weights: Pair, biases: Pair | tuple[None, None
     return out
 
 
-def _linear(both: Both, module: Any, x: Tensor) -> Tensor:
+def _linear(both: SignPair, module: Any, x: Tensor) -> Tensor:
     return linear(both, x, both.source.matrix(module.weight, x.dtype), both.vector(module.bias, x.dtype))
 
 
-def _embedding(both: Both, module: Any, ids: Tensor) -> Tensor:
+def _embedding(both: SignPair, module: Any, ids: Tensor) -> Tensor:
     width: int = module.embedding_dim
     place: dict[str, Any] = {"dtype": both.dtype, "device": ids.device}
     if both.still:
@@ -101,7 +101,7 @@ def _embedding(both: Both, module: Any, ids: Tensor) -> Tensor:
     return out
 
 
-def _norm(both: Both, module: Any, x: Tensor) -> Tensor:
+def _norm(both: SignPair, module: Any, x: Tensor) -> Tensor:
     both.parts(x)  # refuses what is not a batch
     bias = getattr(module, "bias", None)
     biases = None if bias is None else both.source.vector(bias, torch.float32)
@@ -109,13 +109,13 @@ def _norm(both: Both, module: Any, x: Tensor) -> Tensor:
     return both.source.norm(x, weights, biases, _eps(module), centred=isinstance(module, nn.LayerNorm))
 
 
-def _leaf(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
+def _leaf(both: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
     """A module and its own parameters: its own code, once for each half; once for both where they are not trained."""
     pairs = {id(parameter): _pair(both, parameter, both.dtype) for parameter in module.parameters(recurse=False)}
     return _exchanged(both, module, [module], pairs, inputs, named)
 
 
-def _block(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
+def _block(both: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
     """A module with all that is below it: their own code, once for each half.
 
     What is trained is perturbed in float32, since it may be a norm's weight, and only products are less precise.
@@ -130,7 +130,9 @@ def _block(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
     return trees.tree_map(partial(_cast, both.dtype), output)
 
 
-def _exchanged(both: Both, module: Any, owners: Sequence[Any], pairs: dict[int, Pair], inputs: Any, named: Any) -> Any:
+def _exchanged(
+    both: SignPair, module: Any, owners: Sequence[Any], pairs: dict[int, Pair], inputs: Any, named: Any
+) -> Any:
     """What a module's own code gives for each half, with the parameters of the owners exchanged for one of a pair."""
     apart = not both.still and any(plus is not minus for plus, minus in pairs.values())
     kept = [dict(owner._parameters) for owner in owners]
@@ -154,7 +156,7 @@ def _exchanged(both: Both, module: Any, owners: Sequence[Any], pairs: dict[int, 
     return trees.tree_map(_joined, *outputs) if apart else outputs[0]
 
 
-def _pair(both: Both, parameter: Tensor, dtype: torch.dtype) -> Pair:
+def _pair(both: SignPair, parameter: Tensor, dtype: torch.dtype) -> Pair:
     if parameter.ndim < 2:
         return both.source.vector(parameter, dtype)
     plus, minus = both.source.matrix(parameter, dtype)
@@ -256,7 +258,7 @@ def _is_block(module: nn.Module) -> bool:
     return next(module.children(), None) is not None and any(p.requires_grad for p in _held(module))
 
 
-def _own(both: Both, module: Any, *inputs: Any, **named: Any) -> Any:
+def _own(both: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
     return module.both_signs(both, *inputs, **named)
 
 

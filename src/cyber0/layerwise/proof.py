@@ -13,8 +13,8 @@ import torch
 
 from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidEstimate
-from cyber0.layerwise import plain
-from cyber0.layerwise.source import Aim, Pair, Source, aimed
+from cyber0.layerwise import whole_model
+from cyber0.layerwise.source import Pair, Perturbation, Source, aimed
 
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import Part, Walk
@@ -55,7 +55,7 @@ def prove(walk: "Walk", part: "Part") -> None:
         for chosen in tries:
             inputs, labels = part.inputs[chosen], part.labels[chosen]
             found = _walked(walk, aim, inputs, labels)
-            own = plain.run(walk, inputs, labels) if small else _own(walk, inputs, labels)
+            own = whole_model.run(walk, inputs, labels) if small else _own(walk, inputs, labels)
             if not torch.allclose(found, own, rtol=1e-3, atol=1e-4 if small else 1e-3):
                 raise InvalidEstimate(f"its losses differ by up to {float((found - own).abs().max()):.2g}")
         if arithmetic != torch.float32:
@@ -65,7 +65,7 @@ def prove(walk: "Walk", part: "Part") -> None:
         walk.arithmetic = arithmetic
 
 
-def _walked(walk: "Walk", aim: Aim, inputs: Tensor, labels: Tensor) -> Tensor:
+def _walked(walk: "Walk", aim: Perturbation, inputs: Tensor, labels: Tensor) -> Tensor:
     """The losses of both signs, if all that is trained was asked for."""
     source = walk.source
     recorder = walk.source = _Recorder(source)

@@ -20,7 +20,7 @@ from cyber0.directions.backend import Packed
 from cyber0.errors import InvalidEstimate
 from cyber0.parameters import Entry, Parameters
 
-__all__ = ["Aim", "Layout", "Portable", "Source", "Still", "aimed", "normed"]
+__all__ = ["Layout", "Perturbation", "Source", "TorchSource", "Unperturbed", "aimed", "normed"]
 
 Tensor = torch.Tensor
 TOGETHER = 3  # matrices as large as the largest that a CUDA device makes at a time
@@ -30,7 +30,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Aim:
+class Perturbation:
     """Along which direction to perturb, and how far the model has drifted before: rows of a packed table.
 
     Where a commit is `due`, the other rows are its own: the walk is to apply it to the masters as it goes.
@@ -63,7 +63,7 @@ def aimed(
     drift: tuple[Sequence[DirectionKey], Any] | None = None,
     backend: str | Backend | None = None,
     due: Commit | None = None,
-) -> Aim:
+) -> Perturbation:
     """The aim along `key`, of a model that has descended along the keys of `drift` by its coefficients.
 
     >>> model = torch.nn.Linear(3, 2)
@@ -72,13 +72,13 @@ def aimed(
     """
     others = drift if due is None else (due.keys, due.coefficients)
     keys, values = ([key], [mu]) if others is None else ([key, *others[0]], [mu, *others[1]])
-    return Aim(*prepare(keys, values, family, parameters.size, backend, parameters.device), due is not None)
+    return Perturbation(*prepare(keys, values, family, parameters.size, backend, parameters.device), due is not None)
 
 
 class Source(Protocol):
     """What the modules of a walk ask for. A pair is good until the next of its kind is asked for."""
 
-    def aim(self, aim: Aim) -> None:
+    def aim(self, aim: Perturbation) -> None:
         """Perturb along another direction from now on."""
         ...
 
@@ -138,12 +138,12 @@ class Layout:
         return self._frozen[kept]
 
 
-class Portable:
+class TorchSource:
     """A source for any device, made of the operations that every backend has.
 
     >>> from cyber0.directions import sample
     >>> model, key = torch.nn.Linear(3, 2, bias=False), DirectionKey(seed=1, round=0)
-    >>> source = Portable(Layout(Parameters.of(model)))
+    >>> source = TorchSource(Layout(Parameters.of(model)))
     >>> source.aim(aimed(Parameters.of(model), key, mu=0.5))
     >>> plus, minus = source.matrix(model.weight, torch.float32)
     >>> torch.allclose(plus - minus, torch.as_tensor(sample(key, 6)).view(2, 3), atol=1e-6)
@@ -152,12 +152,12 @@ class Portable:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._aim: Aim | None = None
+        self._aim: Perturbation | None = None
         self._scratch: dict[torch.dtype, Tensor] = {}
         self._local: Tensor | None = None
         self._vectors: dict[tuple[int, torch.dtype], Pair] = {}
 
-    def aim(self, aim: Aim) -> None:
+    def aim(self, aim: Perturbation) -> None:
         """Keep it; vectors are made when they are asked for."""
         self._aim = aim
         self._vectors.clear()
@@ -240,15 +240,15 @@ def _neighbours(rows: NDArray[np.int64], width: int) -> Iterator[slice]:
             begin = end
 
 
-class Still:
+class Unperturbed:
     """A source of the weights as they are, in the type asked for.
 
     >>> model = torch.nn.Linear(3, 2)
-    >>> torch.equal(Still().matrix(model.weight, torch.float32)[0], model.weight)
+    >>> torch.equal(Unperturbed().matrix(model.weight, torch.float32)[0], model.weight)
     True
     """
 
-    def aim(self, aim: Aim) -> None:
+    def aim(self, aim: Perturbation) -> None:
         """There is nothing to perturb."""
 
     def begin(self) -> None:

@@ -23,17 +23,17 @@ from torch import nn
 
 from cyber0.commit import Commit
 from cyber0.directions import Backend, DirectionKey, Family
-from cyber0.directions.select import find as find_backend
+from cyber0.directions.select import get_backend
 from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import refuse_random
-from cyber0.layerwise import modules, plain
+from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast
+from cyber0.layerwise.batching import cuts, rounded, upload
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
-from cyber0.layerwise.modules import Both, Handler
-from cyber0.layerwise.parts import cuts, rounded, upload
-from cyber0.layerwise.plain import shaped
+from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.proof import Unasked, prove
-from cyber0.layerwise.source import Aim, Layout, Portable, Source, Still, aimed
+from cyber0.layerwise.source import Layout, Perturbation, Source, TorchSource, Unperturbed, aimed
+from cyber0.layerwise.whole_model import shaped
 from cyber0.parameters import Parameters
 
 __all__ = ["Batch", "Walk"]
@@ -101,7 +101,7 @@ class Walk:
         self.layout = Layout(parameters)
         self.source: Source = _source(self.layout, backend)
         if hasattr(self.source, "kind"):
-            self.backend = find_backend(backend, self.device)  # looked up once
+            self.backend = get_backend(backend, self.device)  # looked up once
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
         self.most: int | None = None
         self._graphs = Graphs(self) if self._capturable else None
@@ -172,21 +172,24 @@ class Walk:
         if self.handlers is None:
             return self.model(inputs)
         self.parameters.settle()
-        with torch.no_grad(), self._patched(Both(Still(), self.arithmetic, len(inputs), still=True), padded=True):
+        with (
+            torch.no_grad(),
+            self._patched(SignPair(Unperturbed(), self.arithmetic, len(inputs), still=True), padded=True),
+        ):
             return self.scores(inputs)
 
     def model(self, inputs: Tensor) -> Tensor:
         """The module as it is, called in the arithmetic of the walk: to evaluate it."""
         self.parameters.settle()
         if self.handlers is None:
-            with torch.no_grad(), plain.in_arithmetic(self.device, self.arithmetic):
+            with torch.no_grad(), whole_model.in_arithmetic(self.device, self.arithmetic):
                 return self.module(inputs)
-        with torch.no_grad(), self._patched(Both(Still(), self.arithmetic, 0, still=True), padded=True):
+        with torch.no_grad(), self._patched(SignPair(Unperturbed(), self.arithmetic, 0, still=True), padded=True):
             return self.module(inputs).float()
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """The losses [2, samples] of one part, at w + mu z and at w - mu z, along what was aimed at."""
-        both = Both(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
+        both = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
         self.source.begin()
         with self._patched(both, padded=padded):
             losses = self.losses(self.scores, (torch.cat([inputs, inputs]), torch.cat([labels, labels])))
@@ -197,7 +200,7 @@ class Walk:
         module: Any = self.module
         return getattr(module, "scores", module)(inputs).float()
 
-    def _both(self, batch: Batch, aim: Callable[..., Aim], due: Commit | None) -> Tensor:
+    def _both(self, batch: Batch, aim: Callable[..., Perturbation], due: Commit | None) -> Tensor:
         """The losses [2, samples]; what does not fit into memory is tried in smaller parts.
 
         A commit that is due is applied by the walk over the first part.
@@ -225,7 +228,7 @@ class Walk:
 
     def _part(self, part: Part) -> Tensor:
         if self.handlers is None:
-            return plain.run(self, part.inputs, part.labels)
+            return whole_model.run(self, part.inputs, part.labels)
         if self._graphs is not None:
             return self._graphs.run(part.inputs, part.labels, padded=part.padded)
         return self.run(part.inputs, part.labels, padded=part.padded)
@@ -308,7 +311,7 @@ class Walk:
             self._graphs = None
 
     @contextmanager
-    def _patched(self, both: Both, *, padded: bool) -> Generator[None]:
+    def _patched(self, both: SignPair, *, padded: bool) -> Generator[None]:
         handlers = self.handlers or []
         before = [(module, module.__dict__.get("forward")) for module, _ in handlers]
         with ExitStack() as stack:
@@ -327,11 +330,11 @@ class Walk:
 
 
 def _source(layout: Layout, backend: str | Backend | None) -> Source:
-    if find_backend(backend, layout.parameters.device).name == "triton":
+    if get_backend(backend, layout.parameters.device).name == "triton":
         from cyber0.layerwise.cuda import Cuda
 
         return Cuda(layout)
-    return Portable(layout)
+    return TorchSource(layout)
 
 
 def _fall_back(error: Exception) -> None:

@@ -31,7 +31,7 @@ Tell = Callable[[FromClient], None]
 
 
 class Model(Protocol):
-    """What a member needs of its model and data: `cyber0.network.model.Trained` is one."""
+    """What a member needs of its model and data: `cyber0.network.local_model.LocalModel` is one."""
 
     @property
     def manifest(self) -> bytes:
@@ -85,9 +85,9 @@ class Member:
     federator said goodbye for good.
 
     >>> from cyber0.config import RunConfig
-    >>> from cyber0.network.thin import Thin
+    >>> from cyber0.network.stub_model import StubModel
     >>> setup = Setup.of(RunConfig(clients=1, byzantine=0, directions=2, rounds=1))
-    >>> member = Member(setup, "client-0", Thin(2))
+    >>> member = Member(setup, "client-0", StubModel(2))
     >>> welcome, said = Welcome(member.identity.to_bytes(), round=0), []
     >>> hello = member.hello()
     >>> member.take([welcome, RoundOpen(0)], said.append)

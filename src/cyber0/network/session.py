@@ -116,9 +116,9 @@ def _check_code(setup: Setup, task: Any, *, own_code: bool) -> None:
 
 def _trained(setup: Setup, place: int, task: Any, here: dict[str, Any], device: str) -> Any:
     require("torch", extra="train")
-    from cyber0.network.model import Trained, load_task
+    from cyber0.network.local_model import LocalModel, load_task
 
-    return Trained(setup.config, place, task or load_task(setup.config, **here), device)
+    return LocalModel(setup.config, place, task or load_task(setup.config, **here), device)
 
 
 def _outcome(member: Member, out: Path | None) -> Outcome:

@@ -27,7 +27,7 @@ class Terms:
     brings too few votes is doubled, up to `longest` seconds. Votes of every `fingerprint_every`th round carry a
     fingerprint.
 
-    >>> plan = Plan(seed=0, directions=2, local_epochs=1, scheme="unbiased", mu=1e-3, learning_rate=0.01)
+    >>> plan = Plan(seed=0, directions=2, local_epochs=1, scheme="unbiased", mu=1e-3, lr=0.01)
     >>> terms = Terms(("alice", "bob", "carol", "dave"), byzantine=1, plan=plan, rule="cwtm", rounds=400)
     >>> terms.quorum, terms.vote_bytes, terms.seconds(extension=2)
     (3, 8, 240.0)
@@ -51,7 +51,7 @@ class Terms:
             raise InvalidConfig(f"roster = {self.roster} names a client twice: names must differ")
         if self.invited is not None:
             object.__setattr__(self, "invited", lru_cache(maxsize=4)(self.invited))  # asked by every vote
-        aggregate = aggregation.find(self.rule)
+        aggregate = aggregation.get_rule(self.rule)
         object.__setattr__(self, "aggregate", aggregate)
         object.__setattr__(self, "quorum", quorum(aggregate, self.byzantine, len(self.voters(0))))
 

@@ -107,7 +107,7 @@ class _Judge:
         self.identity, self.imported, self.aggregates = identity, imported, 0
         self.places = {client: place for place, client in enumerate(identity.roster)}
         runs = own_rule or not _is_own(identity)
-        self.rule = aggregation.find(identity.config.rule) if runs else None
+        self.rule = aggregation.get_rule(identity.config.rule) if runs else None
 
     def take(self, head: Head, written: Written) -> Head:
         """The head after a round that fits; else `_Unfit`."""

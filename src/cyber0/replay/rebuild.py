@@ -17,7 +17,7 @@ from cyber0.protocol.identity import Identity, base_digest
 from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import from_wire
 from cyber0.protocol.sqlite import File
-from cyber0.replay.fit import fitted, lacking
+from cyber0.replay.convert import fitted, lacking
 from cyber0.replay.paths import by_name
 from cyber0.replay.weights import Weights
 

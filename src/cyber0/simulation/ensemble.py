@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from cyber0.aggregation.naming import is_ours
-from cyber0.attacks.naming import searches
+from cyber0.aggregation.registry import is_ours
+from cyber0.attacks.registry import searches
 from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig

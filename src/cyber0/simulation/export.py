@@ -20,7 +20,7 @@ from cyber0.protocol.ledger import History
 from cyber0.protocol.records import to_wire
 from cyber0.simulation.ensemble import Ensemble
 from cyber0.simulation.folder import Folder, Line
-from cyber0.simulation.run import Minutes
+from cyber0.simulation.run import MetricsLog
 from cyber0.simulation.simulation import Round, Simulation
 from cyber0.tasks.task import Task
 
@@ -87,30 +87,30 @@ def recorded(
     """
     ensemble = Ensemble(configs, task)
     try:
-        minutes, records = _begin(ensemble.simulations, folder)
+        logs, records = _begin(ensemble.simulations, folder)
     except InvalidConfig:
         if folder is None or not folder.lines:
             raise
         folder.clear()
         return recorded(configs, watch, ensemble.simulations[0].task, folder)
     for number, rounds in enumerate(ensemble.play(), ensemble.simulations[0].rounds):
-        for kept, record, played in zip(minutes, records, rounds, strict=True):
+        for kept, record, played in zip(logs, records, rounds, strict=True):
             kept.add(played)
             if record is not None:
                 record.add(played)
         if watch is not None:
             watch(number)
-    ended = zip(minutes, records, strict=True)
+    ended = zip(logs, records, strict=True)
     return [([*kept.lines, kept.summary()], None if record is None else record.history()) for kept, record in ended]
 
 
-def _begin(runs: list[Simulation], folder: Folder | None) -> tuple[list[Minutes], list[Record | None]]:
+def _begin(runs: list[Simulation], folder: Folder | None) -> tuple[list[MetricsLog], list[Record | None]]:
     """What is kept of runs as they are played, with all that was played before."""
     records = [Record(run) if run.config.algorithm == "cyber0" else None for run in runs]
-    minutes = [Minutes(run, folder, share=1 / len(runs)) for run in runs]
+    logs = [MetricsLog(run, folder, share=1 / len(runs)) for run in runs]
     if folder is not None and (record := records[0]) is not None:
         record.add_all(folder.aggregates(record.identity.plan.rows, record.identity.plan.directions))
-    return minutes, records
+    return logs, records
 
 
 def from_folder(path: Path, data: str | None = None, model: str | None = None) -> History:

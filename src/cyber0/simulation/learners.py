@@ -71,7 +71,7 @@ class Batched:
         for epoch in range(plan.local_epochs):
             z = self._directions(t, plan.epoch(epoch))
             x, y = _batches(self.worlds, t, epoch, present)
-            offsets = None if update is None else update * -plan.learning_rate
+            offsets = None if update is None else update * -plan.lr
             step = slopes(self.task, self.parameters, weights, plan.mu, offsets, x, y, z) * self._scale()
             steps.append(step)
             if epoch + 1 < plan.local_epochs or plan.scheme == "compressed":
@@ -219,7 +219,7 @@ class FedAvg:
 
     def votes(self, t: int, present: Indices) -> Tensor:
         """How each client's local model differs from the global one in the end: [worlds, 1, clients, d]."""
-        weights, rate = _weights(self.worlds), self.plan.learning_rate
+        weights, rate = _weights(self.worlds), self.plan.lr
         change = derivatives(self.task, self.parameters, weights, None, *_batches(self.worlds, t, 0, present)) * -rate
         for epoch in range(1, self.plan.local_epochs):
             batches = _batches(self.worlds, t, epoch, present)

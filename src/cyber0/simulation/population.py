@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cyber0.layerwise.parts import upload
+from cyber0.layerwise.batching import upload
 from cyber0.tasks.batches import participants, positions
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.text.tokens import lengths

@@ -16,7 +16,7 @@ from cyber0.simulation.folder import Folder, Line
 from cyber0.simulation.simulation import Round, Simulation
 from cyber0.tasks.dataset import Dataset
 
-__all__ = ["Minutes", "run"]
+__all__ = ["MetricsLog", "run"]
 
 Watch = Callable[[Round, Line], None]
 Begin = Callable[[Simulation, Line], None]
@@ -42,14 +42,14 @@ def run(
     folder = None if out is None else (Folder.resume(out) if resume else Folder.new(out, config))
     try:
         simulation = Simulation(config)
-        minutes = Minutes(simulation, folder)
+        log = MetricsLog(simulation, folder)
         if begin is not None:
-            begin(simulation, minutes.lines[0])
+            begin(simulation, log.lines[0])
         for played in simulation.play():
-            minutes.add(played)
+            log.add(played)
             if watch is not None:
-                watch(played, minutes.lines[-1])
-        summary = minutes.summary()
+                watch(played, log.lines[-1])
+        summary = log.summary()
         if folder is not None:
             folder.finish(summary, {k: v.detach().cpu() for k, v in simulation.parameters.tensors.items()})
         return summary
@@ -58,16 +58,16 @@ def run(
             folder.close()
 
 
-class Minutes:
+class MetricsLog:
     """What is kept of a run as it is played: its evaluations in `lines`, and in its folder, if it has one.
 
     A run that is played with others is told the `share` of the time that is its own.
 
     >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=1))
-    >>> minutes = Minutes(simulation)
+    >>> log = MetricsLog(simulation)
     >>> for played in simulation.play():
-    ...     minutes.add(played)
-    >>> [line["round"] for line in minutes.lines]
+    ...     log.add(played)
+    >>> [line["round"] for line in log.lines]
     [0, 1]
     """
 

@@ -15,7 +15,7 @@ from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
 from cyber0.errors import Cyber0Error, InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
-from cyber0.layerwise.measure import Walking, called, measure_of, prepared
+from cyber0.layerwise.measure import LayerwiseEstimate, called, measure_of, prepared
 from cyber0.parameters import Parameters
 from cyber0.protocol.decide import as_scalars, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
@@ -58,10 +58,10 @@ class Simulation:
 
     def __init__(self, config: RunConfig, task: Task | None = None) -> None:
         self.config = config
-        self.rule = aggregation.find(config.rule)
-        self.attack = attacks.find(config.attack)
+        self.rule = aggregation.get_rule(config.rule)
+        self.attack = attacks.get_attack(config.attack)
         self.quorum = quorum(self.rule, config.byzantine, config.invited)
-        self.device = devices.find(config.device)
+        self.device = devices.get_device(config.device)
         with _named("task", config.task):
             folder = None if config.data is None else Path(config.data)
             self.task = task or make_task(config.task, folder, config.source, config.model)
@@ -155,7 +155,7 @@ class Simulation:
 
 def learner_of(config: RunConfig, world: World) -> type[Learner]:
     """The algorithm of a configuration, by its engine; a language model's clients are batched layer by layer."""
-    walked = isinstance(world.measure, Walking)
+    walked = isinstance(world.measure, LayerwiseEstimate)
     if config.algorithm == "fedavg":
         if walked:
             raise InvalidConfig(f"algorithm = 'fedavg' cannot train a language model, task = {config.task!r}")

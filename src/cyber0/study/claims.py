@@ -81,8 +81,8 @@ class Verdict:
 def judge(recipe: Recipe, cells: Sequence[Measured]) -> list[Verdict]:
     """Every claim that the recipe names, on our numbers and on the paper's.
 
-    >>> from cyber0.study.recipe import find
-    >>> recipe = find("table1")
+    >>> from cyber0.study.recipe import get_recipe
+    >>> recipe = get_recipe("table1")
     >>> cells = [Measured(cell.labels, False) for cell in recipe.cells()]  # nothing measured yet
     >>> [(each.ours.word, each.paper.word) for each in judge(recipe, cells)]
     [('cannot say', 'holds'), ('cannot say', 'holds'), ('cannot say', 'does not hold'), ('cannot say', 'holds')]

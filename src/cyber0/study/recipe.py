@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cyber0.config import RunConfig, load, merged, sentences
 from cyber0.errors import InvalidConfig, UnknownName
 
-__all__ = ["Cell", "Figure", "Labels", "Pattern", "Recipe", "Table", "find", "shipped"]
+__all__ = ["Cell", "Figure", "Labels", "Pattern", "Recipe", "Table", "get_recipe", "shipped"]
 
 Labels = dict[str, str]
 Pattern = Mapping[str, str | list[str]]
@@ -211,12 +211,12 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def find(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """The recipe of a name, or of a file.
 
-    >>> find("table1").table.columns
+    >>> get_recipe("table1").table.columns
     ['attack']
-    >>> find("tabel1")
+    >>> get_recipe("tabel1")
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown study 'tabel1': use one of ... (did you mean 'table1'?)
     """

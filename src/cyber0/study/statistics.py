@@ -210,8 +210,8 @@ def agreement(cells: Sequence[Measured]) -> Agreement | None:
 def rank(recipe: Recipe, axis: str) -> dict[str, int]:
     """The place of each label on its axis, as the recipe lists them; labels of cells beside the grid come last.
 
-    >>> from cyber0.study.recipe import find
-    >>> rank(find("table1"), "attack")
+    >>> from cyber0.study.recipe import get_recipe
+    >>> rank(get_recipe("table1"), "attack")
     {'ALIE': 0, 'ALIE-NNM': 1, 'FOE': 2, 'FOE-NNM': 3, 'SF': 4, 'LF': 5, 'none': 6}
     """
     listed = dict.fromkeys([*map(str, recipe.axes[axis]), *(cell.labels[axis] for cell in recipe.also)])

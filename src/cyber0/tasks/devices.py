@@ -4,15 +4,15 @@ import torch
 
 from cyber0.errors import InvalidConfig
 
-__all__ = ["find"]
+__all__ = ["get_device"]
 
 
-def find(name: str) -> torch.device:
+def get_device(name: str) -> torch.device:
     """The device of a name that can be used; auto is the first GPU where there is one.
 
-    >>> find("cpu")
+    >>> get_device("cpu")
     device(type='cpu')
-    >>> find("gpu")
+    >>> get_device("gpu")
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: device = 'gpu' cannot be used: ...
     """

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cyber0 import names
+from cyber0 import registry
 from cyber0.errors import InvalidData, UnknownName
 from cyber0.tasks.dirichlet import by_client, by_label, deal, fill_empty
 
-__all__ = ["PARTITIONS", "Partition", "count", "dirichlet", "find", "iid", "shards", "split"]
+__all__ = ["PARTITIONS", "Partition", "count", "dirichlet", "get_partition", "iid", "shards", "split"]
 
 Indices = NDArray[np.int64]
 Partition = Callable[..., list[Indices]]
@@ -86,16 +86,16 @@ def shards(labels: ArrayLike, clients: int, seed: int, *, per_client: int = 2) -
 PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet, "iid": iid, "shards": shards}
 
 
-def find(name: str | Partition) -> Partition:
+def get_partition(name: str | Partition) -> Partition:
     """The partition of a name, with its options; a callable of yours as `package.module:object`.
 
-    >>> find("dirichlet(alpha=1)").keywords
+    >>> get_partition("dirichlet(alpha=1)").keywords
     {'alpha': 1}
-    >>> find("iit")
+    >>> get_partition("iit")
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown partition 'iit': use one of dirichlet, iid, shards (did you mean 'iid'?)
     """
-    return names.find("partition", name, PARTITIONS)
+    return registry.resolve("partition", name, PARTITIONS)
 
 
 def split(how: str | Partition, labels: ArrayLike, clients: int, seed: int, **options: Any) -> list[Indices]:
@@ -111,8 +111,8 @@ def split(how: str | Partition, labels: ArrayLike, clients: int, seed: int, **op
     cyber0.errors.InvalidData: the partition must give each of the 2 samples to one client: it gives away 3, 2 of them \
 different
     """
-    found = find(how)
-    names.check_options(options, found, "the partition")
+    found = get_partition(how)
+    registry.check_options(options, found, "the partition")
     parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found(labels, clients, seed, **options)]
     _check_parts(parts, len(np.asarray(labels)), clients)
     return parts

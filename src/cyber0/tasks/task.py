@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from cyber0 import names
+from cyber0 import registry
 from cyber0.errors import InvalidConfig
 from cyber0.tasks import models
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.mnist import load
 from cyber0.tasks.text.tasks import snli, sst2, text_classification, trec
 
-__all__ = ["TASKS", "Task", "cross_entropy", "evaluate", "find", "make", "mnist", "mnist_cnn", "mnist_mlp"]
+__all__ = ["TASKS", "Task", "cross_entropy", "evaluate", "get_task", "make", "mnist", "mnist_cnn", "mnist_mlp"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -132,16 +132,16 @@ TASKS: dict[str, Callable[..., Task]] = {
 }
 
 
-def find(name: str | Callable[..., Task]) -> Callable[..., Task]:
+def get_task(name: str | Callable[..., Task]) -> Callable[..., Task]:
     """The task of a name, with its options, to be called with a directory and a source.
 
-    >>> find("mnist-mlp(hidden=8)")(None, "embedded").name
+    >>> get_task("mnist-mlp(hidden=8)")(None, "embedded").name
     'mnist-mlp'
-    >>> find("mnits")
+    >>> get_task("mnits")
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown task 'mnits': use one of mnist, mnist-cnn, mnist-mlp, ... (did you mean 'mnist'?)
     """
-    return names.find("task", name, TASKS)
+    return registry.resolve("task", name, TASKS)
 
 
 def make(
@@ -158,7 +158,7 @@ def make(
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: model = 'roberta-large': the task 'mnist' takes no language model: leave it out
     """
-    found = find(name)
+    found = get_task(name)
     if model is None:
         return found(directory, source)
     if "model" not in signature(found).parameters:

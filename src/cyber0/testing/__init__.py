@@ -2,8 +2,8 @@
 
 Plain functions that raise AssertionError, for pytest or anything else. torch is tested where it is installed.
 
->>> from cyber0.aggregation import find
->>> round(check_rule(find("nnm+cwtm"), n=7, byzantine=2, kappa=3.0), 2)
+>>> from cyber0.aggregation import get_rule
+>>> round(check_rule(get_rule("nnm+cwtm"), n=7, byzantine=2, kappa=3.0), 2)
 2.67
 """
 

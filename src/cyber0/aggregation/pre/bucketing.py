@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.aggregation.choice import by_value
-from cyber0.aggregation.door import on_rows
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.rows import average, namespace
 from cyber0.directions import DirectionKey, sample
 from cyber0.errors import InvalidAggregation

@@ -5,7 +5,7 @@ Allouah, Guerraoui, Gupta, Jellouli, Rizk, Stephan. Adaptive Gradient Clipping f
 
 from typing import Any
 
-from cyber0.aggregation.door import on_rows
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.rows import namespace, norms, shortened
 
 __all__ = ["clip"]

@@ -7,8 +7,8 @@ Heterogeneity. AISTATS 2023.
 from typing import Any
 
 from cyber0.aggregation.choice import smallest
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.distances import chosen_sums, squared_distances
-from cyber0.aggregation.door import on_rows
 
 __all__ = ["nnm"]
 

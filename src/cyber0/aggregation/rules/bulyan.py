@@ -6,8 +6,8 @@ El Mhamdi, Guerraoui, Rouault. The Hidden Vulnerability of Distributed Learning 
 from typing import Any
 
 from cyber0.aggregation.choice import smallest
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.distances import squared_distances
-from cyber0.aggregation.door import on_rows
 from cyber0.aggregation.rows import namespace
 from cyber0.aggregation.rules.krum import scores
 from cyber0.aggregation.rules.meamed import around_median

@@ -6,7 +6,7 @@ round's aggregate; a rule has no memory, so here it is the median, and the radiu
 
 from typing import Any
 
-from cyber0.aggregation.door import on_rows
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.rows import median_row, norms, shortened, starting_point, total
 
 __all__ = ["centered_clipping"]

@@ -5,7 +5,7 @@ Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning: Towards
 
 from typing import Any
 
-from cyber0.aggregation.door import on_rows
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.rows import average, median_row, trimmed
 
 __all__ = ["cwtm", "mean", "median"]

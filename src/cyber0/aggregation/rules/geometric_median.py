@@ -6,7 +6,7 @@ By Weiszfeld's iteration, corrected at data points as by Vardi and Zhang (PNAS 2
 
 from typing import Any
 
-from cyber0.aggregation.door import on_rows
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.rows import TINY, median_row, namespace, norms, starting_point, total
 
 __all__ = ["geometric_median"]

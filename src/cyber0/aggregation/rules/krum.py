@@ -7,8 +7,8 @@ NeurIPS 2017. Squared distances and n - b - 1 neighbours by default, as Allouah 
 from typing import Any
 
 from cyber0.aggregation.choice import smallest
+from cyber0.aggregation.decorators import in_range, on_rows
 from cyber0.aggregation.distances import chosen_sums, squared_distances
-from cyber0.aggregation.door import in_range, on_rows
 from cyber0.aggregation.rows import namespace, total
 from cyber0.errors import InvalidAggregation, UnknownName
 

@@ -5,7 +5,7 @@ Xie, Koyejo, Gupta. Generalized Byzantine-tolerant SGD. 2018. arXiv:1802.10116.
 
 from typing import Any
 
-from cyber0.aggregation.door import on_rows
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.rows import average, namespace
 
 __all__ = ["around_median", "meamed"]

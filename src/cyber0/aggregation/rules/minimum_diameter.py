@@ -14,8 +14,8 @@ from array_api_compat import to_device
 from numpy.typing import NDArray
 
 from cyber0.aggregation.choice import by_value
+from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.distances import chosen_sums, squared_distances
-from cyber0.aggregation.door import on_rows
 from cyber0.aggregation.rows import namespace
 from cyber0.errors import InvalidAggregation
 

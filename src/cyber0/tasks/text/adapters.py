@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from cyber0 import names
+from cyber0 import registry
 from cyber0.directions import DirectionKey, sample
 from cyber0.errors import InvalidModel
 from cyber0.extras import require
 from cyber0.tasks.models import INITIAL_ROUND
 
-__all__ = ["ADAPTERS", "find", "lora", "merged"]
+__all__ = ["ADAPTERS", "get_adapter", "lora", "merged"]
 
 
 def lora(
@@ -26,7 +26,7 @@ def lora(
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
-    >>> model = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
+    >>> model = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
     >>> lora(model, seed=0, rank=2)
     >>> sum(p.numel() for p in model.parameters() if p.requires_grad)
     256
@@ -64,13 +64,13 @@ def _initialise(model: Any, seed: int) -> None:
 ADAPTERS: dict[str, Callable[..., None]] = {"lora": lora}
 
 
-def find(name: str | Callable[..., None]) -> Callable[..., None]:
+def get_adapter(name: str | Callable[..., None]) -> Callable[..., None]:
     """The adapter of a name, with its options, to be called with a model and a seed.
 
-    >>> find("lora(rank=4)").keywords
+    >>> get_adapter("lora(rank=4)").keywords
     {'rank': 4}
     """
-    return names.find("adapter", name, ADAPTERS)
+    return registry.resolve("adapter", name, ADAPTERS)
 
 
 def merged(model: Any) -> dict[str, torch.Tensor]:
@@ -78,7 +78,7 @@ def merged(model: Any) -> dict[str, torch.Tensor]:
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
-    >>> model = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
+    >>> model = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
     >>> before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     >>> lora(model, seed=0)
     >>> after = merged(model)

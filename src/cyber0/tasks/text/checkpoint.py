@@ -15,7 +15,7 @@ from cyber0.tasks.text import memory
 from cyber0.tasks.text.hub import ALONE, reached
 from cyber0.tasks.text.prompts import Kind
 
-__all__ = ["Checkpoint", "find"]
+__all__ = ["Checkpoint", "get_checkpoint"]
 
 CLASSES = {"masked": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM", "pooled": "AutoModel"}
 ENDS: dict[str, Kind] = {
@@ -33,7 +33,7 @@ class Checkpoint:
 
     >>> import tempfile
     >>> from cyber0.tasks.text import tiny
-    >>> checkpoint = find(str(tiny.model(tempfile.mkdtemp(), "roberta")))
+    >>> checkpoint = get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "roberta")))
     >>> checkpoint.kind, checkpoint.length
     ('masked', 60)
     >>> type(checkpoint.load()).__name__
@@ -96,15 +96,15 @@ class Checkpoint:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def find(name: str, head: str = "auto") -> Checkpoint:
+def get_checkpoint(name: str, head: str = "auto") -> Checkpoint:
     """The model of a folder or of a hub id; `head` is the kind it is used as, by default what it was trained as.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import tiny
-    >>> checkpoint = find(str(tiny.model(tempfile.mkdtemp(), "llama")))
+    >>> checkpoint = get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "llama")))
     >>> checkpoint.kind, checkpoint.parameters()
     ('causal', 10608)
-    >>> find(tempfile.mkdtemp())
+    >>> get_checkpoint(tempfile.mkdtemp())
     Traceback (most recent call last):
     cyber0.errors.InvalidModel: ... holds no model: there is no config.json in it
     """

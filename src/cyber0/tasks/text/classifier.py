@@ -27,7 +27,7 @@ class Classifier(nn.Module):
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
-    >>> model = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
+    >>> model = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
     >>> classifier = Classifier(model, Head("causal", classes=2, label_ids=(7, 30)))
     >>> classifier(torch.tensor([[5, 6, 7], [8, PAD, PAD]])).shape
     torch.Size([2, 2])

@@ -22,7 +22,7 @@ def load_weights(classifier: Classifier, path: Path | str) -> Classifier:
     >>> from safetensors.torch import save_file
     >>> from cyber0.tasks.text import checkpoint, tiny
     >>> from cyber0.tasks.text.heads import Head
-    >>> model = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "encoder"))).load()
+    >>> model = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "encoder"))).load()
     >>> classifier, path = Classifier(model, Head("pooled", classes=2)), Path(tempfile.mkdtemp()) / "model.safetensors"
     >>> save_file({"embeddings.weight": torch.ones(2)}, path)
     >>> load_weights(classifier, path)
@@ -56,7 +56,7 @@ def export(classifier: Classifier, folder: Path | str) -> Path:
     >>> from transformers import AutoModelForCausalLM
     >>> from cyber0.tasks.text import checkpoint, tiny
     >>> from cyber0.tasks.text.heads import Head
-    >>> found = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "llama")))
+    >>> found = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "llama")))
     >>> classifier = Classifier(found.load(), Head("causal", classes=2, label_ids=(7, 30)))
     >>> folder = export(classifier, Path(tempfile.mkdtemp()) / "out")
     >>> logits = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([[5, 6, 9]])).logits[:, -1, [7, 30]]
@@ -66,7 +66,9 @@ def export(classifier: Classifier, folder: Path | str) -> Path:
     folder, safetensors = Path(folder), require("safetensors.torch", extra="train")
     folder.mkdir(parents=True, exist_ok=True)
     classifier.whole.config.save_pretrained(folder)
-    checkpoint.find(classifier.whole.name_or_path, classifier.label_head.kind).tokenizer.save_pretrained(folder)
+    checkpoint.get_checkpoint(classifier.whole.name_or_path, classifier.label_head.kind).tokenizer.save_pretrained(
+        folder
+    )
     safetensors.save_file(_once(classifier), folder / "model.safetensors", metadata={"format": "pt"})
     if classifier.label_head.kind == "pooled":
         layer = {name: tensor.detach().contiguous() for name, tensor in classifier.classifier.state_dict().items()}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cyber0.errors import InvalidModel
-from cyber0.layerwise.modules import Both, linear
+from cyber0.layerwise.modules import SignPair, linear
 from cyber0.tasks.text.prompts import Kind
 from cyber0.tasks.text.tokens import lengths
 
@@ -78,7 +78,7 @@ class LabelRows(nn.Module):
         bias: Any = self.bias
         return nn.functional.linear(features, self.weight[self.ids], None if bias is None else bias[self.ids])
 
-    def both_signs(self, both: Both, features: Tensor) -> Tensor:
+    def both_signs(self, both: SignPair, features: Tensor) -> Tensor:
         """The same in a walk: only these rows are perturbed."""
         shape = 2, len(self.ids), self.weight.shape[1]
         plus, minus = torch.empty(shape, dtype=features.dtype, device=features.device)
@@ -93,7 +93,7 @@ def restrict(model: Any, ids: tuple[int, ...]) -> None:
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
-    >>> model = checkpoint.find(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
+    >>> model = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
     >>> restrict(model, (7, 30))
     >>> model(torch.tensor([[1, 2, 3]])).logits.shape
     torch.Size([1, 3, 2])

@@ -13,9 +13,9 @@ from torch import nn
 
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidEstimate, InvalidModel, UnknownName
-from cyber0.layerwise.measure import is_walked
+from cyber0.layerwise.batching import cuts
+from cyber0.layerwise.measure import is_layerwise
 from cyber0.layerwise.modules import blocks, handlers, trained
-from cyber0.layerwise.parts import cuts
 from cyber0.layerwise.source import TOGETHER
 from cyber0.layerwise.walk import FIXED
 from cyber0.tasks.text.classifier import AT_ONCE
@@ -53,7 +53,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """Both."""
+        """SignPair."""
         return self.weights + self.activations
 
 
@@ -139,12 +139,12 @@ def check_run(module: nn.Module, config: RunConfig, device: torch.device | str =
 
     >>> check_run(nn.Linear(9, 100), RunConfig())
     """
-    if is_walked(module):
+    if is_layerwise(module):
         check_training(module, device, **_options(module, config, device))
 
 
 def _options(module: nn.Module, config: RunConfig, device: torch.device | str) -> dict[str, Any]:
-    walked = is_walked(module) and config.mu > 0
+    walked = is_layerwise(module) and config.mu > 0
     alone = config.engine == "sequential" and config.local_epochs > 1
     return {
         "engine": "layerwise" if walked else "plain",

@@ -10,7 +10,7 @@ from torch import nn
 from cyber0.config import RunConfig
 from cyber0.tasks.task import Task, evaluate
 from cyber0.tasks.text import memory
-from cyber0.tasks.text.checkpoint import find, quiet
+from cyber0.tasks.text.checkpoint import get_checkpoint, quiet
 from cyber0.tasks.text.classifier import Classifier
 from cyber0.tasks.text.tokens import PAD, lengths
 
@@ -88,7 +88,7 @@ def _head(model: Classifier, prompt: Any) -> dict[str, str]:
 
 
 def _decoder(model: Classifier) -> Callable[[Any], str]:
-    tokenizer = find(model.whole.name_or_path, model.label_head.kind).tokenizer
+    tokenizer = get_checkpoint(model.whole.name_or_path, model.label_head.kind).tokenizer
 
     def decode(tokens: Any) -> str:
         with quiet():

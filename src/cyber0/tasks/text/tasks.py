@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cyber0 import names
+from cyber0 import registry
 from cyber0.config import sentences
 from cyber0.errors import InvalidConfig, InvalidData, UnknownName
 from cyber0.tasks.dataset import Dataset
@@ -162,7 +162,7 @@ def _file(folder: Path, file: str, prompt: Prompt) -> Rows:
 
 
 def _options(name: str, model: str | None, given: dict[str, Any]) -> Options:
-    names.check_options(given, Options, name)
+    registry.check_options(given, Options, name)
     if model is None:
         raise InvalidConfig(f"the task {name!r} needs a language model: name one by --model, a hub id or a folder")
     try:
@@ -190,7 +190,7 @@ def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, opt
     from cyber0.tasks.task import Task, cross_entropy
     from cyber0.tasks.text import checkpoint
 
-    found = checkpoint.find(model, options.head)
+    found = checkpoint.get_checkpoint(model, options.head)
     head = _head(found, prompt, options)
     train = train if options.shots is None else train.of(rows.few(train.labels, options.shots, options.seed))
     test = test if options.tests is None else test.of(_sample(len(test.labels), options.tests, options.seed))
@@ -229,7 +229,7 @@ def _builder(found: "Checkpoint", head: "Head", adapter: str | None) -> Any:
     from cyber0.tasks.text import adapters
     from cyber0.tasks.text.classifier import Classifier
 
-    adapt = None if adapter is None else adapters.find(adapter)
+    adapt = None if adapter is None else adapters.get_adapter(adapter)
 
     def build(seed: int) -> Classifier:
         with hub.ALONE:  # an adapter draws from torch's generator

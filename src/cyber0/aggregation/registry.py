@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cyber0 import names
-from cyber0.aggregation.door import like, on_host, widened
+from cyber0 import registry
+from cyber0.aggregation.decorators import like, on_host, widened
 from cyber0.aggregation.pre.bucketing import bucketing
 from cyber0.aggregation.pre.clip import clip
 from cyber0.aggregation.pre.nnm import nnm
@@ -19,7 +19,7 @@ from cyber0.aggregation.rules.meamed import meamed
 from cyber0.aggregation.rules.minimum_diameter import minimum_diameter
 from cyber0.errors import InvalidAggregation
 
-__all__ = ["PREAGGREGATIONS", "RULES", "Composition", "Rule", "compose", "find", "is_ours"]
+__all__ = ["PREAGGREGATIONS", "RULES", "Composition", "Rule", "compose", "get_rule", "is_ours"]
 
 Rule = Callable[..., Any]
 
@@ -43,7 +43,7 @@ PLUS = re.compile(r"\+(?![^(]*\))")  # one that joins two steps, not one inside 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A rule after its pre-aggregations, called like a rule; made by `compose` and `find`.
+    """A rule after its pre-aggregations, called like a rule; made by `compose` and `get_rule`.
 
     >>> import numpy as np
     >>> robust = compose(nnm, cwtm)
@@ -85,32 +85,32 @@ def compose(*steps: Rule) -> Composition:
     return Composition(steps[:-1], steps[-1], "+".join(map(_name, steps)))
 
 
-def find(name: str | Rule) -> Composition:
+def get_rule(name: str | Rule) -> Composition:
     """The rule of a name: steps joined by `+`, options in parentheses, a callable of yours as `package.module:object`.
 
-    >>> find("nnm+cwtm").pre[0] is nnm
+    >>> get_rule("nnm+cwtm").pre[0] is nnm
     True
-    >>> find("krum(power=1, neighbours='n-b-2')").rule.keywords
+    >>> get_rule("krum(power=1, neighbours='n-b-2')").rule.keywords
     {'power': 1, 'neighbours': 'n-b-2'}
-    >>> find("nmm+krum")
+    >>> get_rule("nmm+krum")
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown pre-aggregation 'nmm': use one of bucketing, clip, nnm (did you mean 'nnm'?)
     """
     if not isinstance(name, str):
         return compose(name)
     *first, last = PLUS.split(name)
-    steps = [names.find("pre-aggregation", text, PREAGGREGATIONS) for text in first]
-    return compose(*steps, names.find("rule", last, RULES))
+    steps = [registry.resolve("pre-aggregation", text, PREAGGREGATIONS) for text in first]
+    return compose(*steps, registry.resolve("rule", last, RULES))
 
 
 def _name(step: Rule) -> str:
-    return step.name if isinstance(step, Composition) else names.name_of(step, {**RULES, **PREAGGREGATIONS})
+    return step.name if isinstance(step, Composition) else registry.name_of(step, {**RULES, **PREAGGREGATIONS})
 
 
 def is_ours(step: Rule) -> bool:
     """Whether a step, or all steps of a composition, are of this package: they compute in float64, batch by batch.
 
-    >>> is_ours(find("nnm+krum(power=1)")), is_ours(lambda vectors, byzantine: vectors[0])
+    >>> is_ours(get_rule("nnm+krum(power=1)")), is_ours(lambda vectors, byzantine: vectors[0])
     (True, False)
     """
     if isinstance(step, Composition):

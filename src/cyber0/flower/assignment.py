@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Node", "Seating"]
+__all__ = ["Assignment", "Node"]
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,18 @@ class Node:
     since: str = ""
 
 
-class Seating:
+class Assignment:
     """A seat for each client of a roster.
 
     Where `named`, a node sits where its registered name says, and nowhere else. Otherwise whoever comes first sits
     first, comes back to its own seat, and a newcomer takes the seat of a node that is offline.
 
-    >>> seating = Seating(("client-0", "client-1"))
-    >>> sorted(seating.changed([Node(7), Node(8), Node(9)]))
+    >>> assignment = Assignment(("client-0", "client-1"))
+    >>> sorted(assignment.changed([Node(7), Node(8), Node(9)]))
     ['client-0', 'client-1']
-    >>> seating.changed([Node(7), Node(9)])
+    >>> assignment.changed([Node(7), Node(9)])
     {'client-1': Node(number=9, name='', since='')}
-    >>> seating.changed([Node(7, since="later"), Node(9)])
+    >>> assignment.changed([Node(7, since="later"), Node(9)])
     {'client-0': Node(number=7, name='', since='later')}
     """
 

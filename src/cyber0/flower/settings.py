@@ -10,13 +10,13 @@ from cyber0.errors import InvalidConfig, UnknownName
 from cyber0.network.certificates import LOOPBACK
 from cyber0.network.keys import check_host, check_name
 
-__all__ = ["Order", "typed"]
+__all__ = ["Settings", "typed"]
 
 OF_A_NODE = {"data", "device"}
 
 
 @dataclass(frozen=True)
-class Order:
+class Settings:
     """A run, and how it is served.
 
     `ledger` is a file of the ServerApp's machine, and `address` the name or address by which the nodes reach that
@@ -24,10 +24,10 @@ class Order:
     Flower, with commas between them; without it, whoever is online does. `deadline` is for a round, and `linger` for
     nodes that are still missing when the last round is over, in seconds. `key` is a PEM file that signs the ledger.
 
-    >>> order = Order.of({"rounds": 5, "clients": 3, "byzantine": 1, "roster": "ann, bob, cy"})
+    >>> order = Settings.of({"rounds": 5, "clients": 3, "byzantine": 1, "roster": "ann, bob, cy"})
     >>> order.config.rounds, order.names
     (5, ('ann', 'bob', 'cy'))
-    >>> Order.of({"leger": "run.sqlite"})
+    >>> Settings.of({"leger": "run.sqlite"})
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown key 'leger': use one of ... (did you mean 'ledger'?)
     """
@@ -51,7 +51,7 @@ class Order:
         check_host(self.host)
 
     @classmethod
-    def of(cls, run_config: Mapping[str, Any]) -> "Order":
+    def of(cls, run_config: Mapping[str, Any]) -> "Settings":
         """The order in the keys of Flower's run config."""
         own: dict[str, type] = {field.name: type(field.default) for field in fields(cls) if field.name != "config"}
         for key in run_config:

@@ -25,15 +25,15 @@ from cyber0.tasks.task import Task, evaluate
 from cyber0.tasks.task import make as make_task
 from cyber0.tasks.text import memory
 
-__all__ = ["Trained"]
+__all__ = ["LocalModel"]
 
 AHEAD = 32  # rounds whose batches are drawn in one call
 
 
-class Trained:
+class LocalModel:
     """The model of client number `place` of a run, and the share of the task's data that the run's partition deals it.
 
-    >>> model = Trained(RunConfig(source="embedded", clients=3, byzantine=1, directions=4), place=0)
+    >>> model = LocalModel(RunConfig(source="embedded", clients=3, byzantine=1, directions=4), place=0)
     >>> len(model.vote(0))
     16
     """
@@ -41,7 +41,7 @@ class Trained:
     def __init__(self, config: RunConfig, place: int, task: Task | None = None, device: str = "auto") -> None:
         self.config = config
         self.task = task or load_task(config)
-        self.device = devices.find(device)
+        self.device = devices.get_device(device)
         self._module = prepared(self.task.build(config.seed), config.precision, config.mu).eval()
         memory.check_run(self._module, config.model_copy(update={"clients": 1, "engine": "sequential"}), self.device)
         self._module.to(self.device)

@@ -1,4 +1,4 @@
-"""Sessions: the one long message to each node, sent again to whoever lost it, and what comes back at the end."""
+"""Dispatch: the one long message to each node, sent again to whoever lost it, and what comes back at the end."""
 
 import time
 from collections import Counter
@@ -9,9 +9,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from cyber0.flower.seating import Node
+from cyber0.flower.assignment import Node
 
-__all__ = ["ACTION", "RECORD", "Invite", "Report", "Sessions"]
+__all__ = ["ACTION", "RECORD", "Dispatch", "Invite", "Report"]
 
 ACTION = RECORD = "session"
 YEAR = 365 * 24 * 3600.0  # Flower forgets a message after its time to live: a session ends by itself
@@ -63,7 +63,7 @@ class Report:
         return cls(int(fields["rounds"]), int(fields["fingerprint"], 16))
 
 
-class Sessions:
+class Dispatch:
     """The sessions of a run: `expect` one of a client, `renew` those that are due, `collect` what comes back.
 
     `invite(name)` makes a client's invitation, with a new token; `reports` are of those that came to the run's end.

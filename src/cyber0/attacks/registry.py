@@ -5,18 +5,18 @@ from typing import Any
 
 from numpy.random import Generator
 
-from cyber0 import names
+from cyber0 import registry
 from cyber0.attacks.alie import alie, alie_nnm
 from cyber0.attacks.foe import foe, foe_nnm
 from cyber0.attacks.labels import lf
 from cyber0.attacks.mimic import mimic
-from cyber0.attacks.plain import noise, none, nonfinite, sf, zero
 from cyber0.attacks.scene import Attack, Liars, Rule, namespace, rows_of
+from cyber0.attacks.simple import noise, none, nonfinite, sf, zero
 from cyber0.attacks.spread import min_max, min_sum
 from cyber0.attacks.tma import tma
 from cyber0.errors import InvalidAttack
 
-__all__ = ["ATTACKS", "find", "mount", "searches"]
+__all__ = ["ATTACKS", "get_attack", "mount", "searches"]
 
 ATTACKS: dict[str, Attack] = {
     "alie": alie,
@@ -36,22 +36,22 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def find(name: str | Attack) -> Attack:
+def get_attack(name: str | Attack) -> Attack:
     """The attack of a name, its options in parentheses; a callable of yours as `package.module:object`, or itself.
 
-    >>> find("foe(omega=2)").keywords
+    >>> get_attack("foe(omega=2)").keywords
     {'omega': 2}
-    >>> find("foe(omegas=2)")
+    >>> get_attack("foe(omegas=2)")
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown option of foe 'omegas': use one of omega, search, target (did you mean 'omega'?)
     """
-    return names.find("attack", name, ATTACKS)
+    return registry.resolve("attack", name, ATTACKS)
 
 
 def searches(attack: Attack) -> bool:
     """Whether an attack searches for its strength, as `alie` and `foe` do: it takes time, and draws nothing at random.
 
-    >>> searches(find("foe(search='line')")), searches(find("noise"))
+    >>> searches(get_attack("foe(search='line')")), searches(get_attack("noise"))
     (True, False)
     """
     return (attack.func if isinstance(attack, partial) else attack) in (alie, alie_nnm, foe, foe_nnm)
@@ -68,11 +68,11 @@ def mount(attack: str | Attack, vectors: Any, liars: Liars, rule: Rule, byzantin
            [ 4. ]])
     """
     lying, _ = rows_of(vectors, liars)
-    lies = find(attack)(vectors, liars, rule, byzantine, rng)
+    lies = get_attack(attack)(vectors, liars, rule, byzantine, rng)
     shape = (*vectors.shape[:-2], len(lying), vectors.shape[-1])
     if tuple(lies.shape) != shape or lies.dtype != vectors.dtype:
         raise InvalidAttack(
-            f"attack {names.name_of(find(attack), ATTACKS)!r} gave {tuple(lies.shape)} of {lies.dtype}: "
+            f"attack {registry.name_of(get_attack(attack), ATTACKS)!r} gave {tuple(lies.shape)} of {lies.dtype}: "
             f"{len(lying)} liars send {shape} of {vectors.dtype}"
         )
     sent = namespace(vectors).asarray(vectors, copy=True)

@@ -7,13 +7,13 @@ import numpy as np
 from cyber0.protocol.records import to_wire
 from cyber0.replay.weights import Weights
 
-__all__ = ["Thin"]
+__all__ = ["StubModel"]
 
 
-class Thin:
+class StubModel:
     """It votes the same numbers in each round; its weights are a digest of the commits it has taken.
 
-    >>> model = Thin(scalars=2)
+    >>> model = StubModel(scalars=2)
     >>> len(model.vote(0))
     8
     """

@@ -8,9 +8,9 @@ pytest.importorskip("flwr")
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from cyber0.flower import sessions as module
-from cyber0.flower.seating import Node
-from cyber0.flower.sessions import Invite, Report, Sessions
+from cyber0.flower import dispatch as module
+from cyber0.flower.assignment import Node
+from cyber0.flower.dispatch import Dispatch, Invite, Report
 
 ANN = Node(7, "ann")
 
@@ -54,7 +54,7 @@ def post(monkeypatch):
 @pytest.fixture
 def sessions(post):
     tokens = iter("abcdefgh")
-    return Sessions(post, lambda name: Invite("localhost:1", b"PEM", next(tokens), name), lambda _: None)
+    return Dispatch(post, lambda name: Invite("localhost:1", b"PEM", next(tokens), name), lambda _: None)
 
 
 def look(sessions, online=(ANN,)):

@@ -9,7 +9,7 @@ from torch import nn
 from cyber0.commit import Commit
 from cyber0.errors import EmptyBatch, InvalidEstimate, InvalidParameters
 from cyber0.estimate import estimate
-from cyber0.layerwise import Walk, Walking
+from cyber0.layerwise import LayerwiseEstimate, Walk
 from cyber0.parameters import Parameters
 from cyber0.tasks.task import cross_entropy
 
@@ -107,7 +107,7 @@ def test_each_loss_has_its_own_walk():
     def tenfold(model, batch):
         return 10 * cross_entropy(model, batch)
 
-    parameters, walking, (x, y) = Parameters.of(nn.Linear(8, 3)), Walking(), samples(4)
+    parameters, walking, (x, y) = Parameters.of(nn.Linear(8, 3)), LayerwiseEstimate(), samples(4)
     once, more = (
         walking(parameters, losses, (x[0], y[0]), keys(), mu=1e-2, family="gaussian")
         for losses in (cross_entropy, tenfold)

@@ -15,7 +15,7 @@ from cyber0.aggregation import (
     clip,
     compose,
     cwtm,
-    find,
+    get_rule,
     krum,
     minimum_diameter,
     multikrum,
@@ -28,12 +28,12 @@ VOTES = np.random.default_rng(0).standard_normal((7, 3))
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_name_finds_its_rule(name: str) -> None:
-    found = find(name)
+    found = get_rule(name)
     assert (found.pre, found.rule, found.name) == ((), RULES[name], name)
 
 
 def test_steps_compose_from_left_to_right() -> None:
-    found = find("clip + nnm+cwtm")
+    found = get_rule("clip + nnm+cwtm")
     assert found.pre == (clip, nnm)
     assert found.rule is cwtm
     assert found.name == "clip+nnm+cwtm"
@@ -52,18 +52,18 @@ def test_steps_compose_from_left_to_right() -> None:
     ],
 )
 def test_the_name_of_what_was_found_finds_it_again(name: str) -> None:
-    found = find(name)
-    again = find(found.name)
+    found = get_rule(name)
+    again = get_rule(found.name)
     assert again.name == found.name
     assert (again(VOTES, 1) == found(VOTES, 1)).all()
     assert (pickle.loads(pickle.dumps(found))(VOTES, 1) == found(VOTES, 1)).all()  # noqa: S301
 
 
 def test_options_reach_the_rule() -> None:
-    found = find("nnm+krum(power=1, neighbours='n-b-2')")
+    found = get_rule("nnm+krum(power=1, neighbours='n-b-2')")
     assert found.rule.keywords == {"power": 1, "neighbours": "n-b-2"}
     assert (found(VOTES, 2) == krum(nnm(VOTES, 2), 2, power=1, neighbours=3)).all()
-    assert (find("nnm+krum")(VOTES, 2, power=1, neighbours=3) == found(VOTES, 2)).all()
+    assert (get_rule("nnm+krum")(VOTES, 2, power=1, neighbours=3) == found(VOTES, 2)).all()
 
 
 def test_a_callable_of_the_users_is_a_rule_or_a_step() -> None:
@@ -71,9 +71,9 @@ def test_a_callable_of_the_users_is_a_rule_or_a_step() -> None:
         return vectors / 2
 
     assert (compose(half, cwtm)(VOTES, 1) == cwtm(VOTES / 2, 1)).all()
-    assert find(half).rule is half
-    assert find(compose(nnm, krum)).name == "nnm+krum"
-    assert isinstance(find(partial(krum, power=1)), Composition)
+    assert get_rule(half).rule is half
+    assert get_rule(compose(nnm, krum)).name == "nnm+krum"
+    assert isinstance(get_rule(partial(krum, power=1)), Composition)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_callable_of_the_users_is_a_rule_or_a_step() -> None:
 )
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str, message: str | None) -> None:
     with pytest.raises(UnknownName, match=message):
-        find(name)(VOTES, 1)
+        get_rule(name)(VOTES, 1)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name: str, message: str 
 )
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidName):
-        find(name)
+        get_rule(name)
 
 
 def test_nothing_is_no_composition() -> None:
@@ -149,8 +149,11 @@ def test_what_cannot_be_aggregated_is_refused(rule, vectors, byzantine, message:
         (lambda: krum(VOTES * np.inf, 2), "vectors holds a value that is not finite"),
         (lambda: bucketing(VOTES, 2, size=8), "size = 8 of n = 7 vectors"),
         (lambda: minimum_diameter(VOTES, 3, most=10), "leaves 35 subsets to try: raise most = 10"),
-        (lambda: find("bucketing+cwtm")(VOTES, 2), "byzantine = 2 of n = 4 vectors"),
-        (lambda: find("centered_clipping(start='mean')")(VOTES, 2), "unknown start 'mean': use one of median, zero"),
+        (lambda: get_rule("bucketing+cwtm")(VOTES, 2), "byzantine = 2 of n = 4 vectors"),
+        (
+            lambda: get_rule("centered_clipping(start='mean')")(VOTES, 2),
+            "unknown start 'mean': use one of median, zero",
+        ),
     ],
 )
 def test_too_few_vectors_or_a_bad_option_are_refused(call, message: str) -> None:

@@ -13,19 +13,19 @@ from typing import Any
 
 from cyber0.errors import InvalidName, UnknownName
 
-__all__ = ["check", "check_options", "find", "name_of"]
+__all__ = ["check", "check_options", "name_of", "resolve"]
 
 TEXT = re.compile(r"\s*([\w.:-]+)\s*(\(.*\))?\s*", re.DOTALL)
 
 
-def find(what: str, text: str | Callable[..., Any], known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def resolve(what: str, text: str | Callable[..., Any], known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     """The callable of a name, with its options bound; a callable of yours as `package.module:object`, or itself.
 
-    >>> find("shape", "line(length=2)", {"line": lambda *, length=1: length})()
+    >>> resolve("shape", "line(length=2)", {"line": lambda *, length=1: length})()
     2
-    >>> find("shape", "math:hypot", {})(3, 4)
+    >>> resolve("shape", "math:hypot", {})(3, 4)
     5.0
-    >>> find("shape", "lime", {"line": print, "circle": print})
+    >>> resolve("shape", "lime", {"line": print, "circle": print})
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown shape 'lime': use one of circle, line (did you mean 'line'?)
     """
@@ -56,7 +56,7 @@ def check(what: str, text: str, known: Collection[str]) -> tuple[str, dict[str, 
 
 
 def name_of(found: Callable[..., Any], known: Mapping[str, Callable[..., Any]]) -> str:
-    """The text by which `find` finds a callable.
+    """The text by which `resolve` finds a callable.
 
     >>> name_of(partial(print, end=""), {"write": print})
     "write(end='')"

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from cyber0.errors import InvalidConfig
-from cyber0.flower.order import Order
+from cyber0.flower.settings import Settings
 from cyber0.network.server import Federator
 from cyber0.network.setup import Setup
 from cyber0.network.tally import Tally
@@ -16,21 +16,21 @@ from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.signing import private_key
 from cyber0.protocol.sqlite import File
 
-__all__ = ["Host"]
+__all__ = ["FederatorThread"]
 
 
-class Host:
+class FederatorThread:
     """The federator of an order, from `with` on: at `address`, known by `authority`, open to whom `tokens` name.
 
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
-    >>> order = Order.of({"clients": 3, "byzantine": 1, "ledger": str(Path(mkdtemp()) / "run.sqlite")})
-    >>> with Host(order) as host:
+    >>> order = Settings.of({"clients": 3, "byzantine": 1, "ledger": str(Path(mkdtemp()) / "run.sqlite")})
+    >>> with FederatorThread(order) as host:
     ...     print(host.roster, host.is_over)
     ('client-0', 'client-1', 'client-2') False
     """
 
-    def __init__(self, order: Order, notice: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, order: Settings, notice: Callable[[str], None] = lambda _: None) -> None:
         self.order, self.notice = order, notice
         self.tokens = Tokens()
         self.roster: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Host:
             self.head = ledger.head.commit.hex() if ledger.founded else ""
 
 
-def _setup(order: Order, ledger: Ledger) -> Setup:
+def _setup(order: Settings, ledger: Ledger) -> Setup:
     """The run that is ordered, from where the ledger has it."""
     how = {"deadline": order.deadline, "fingerprint_every": order.fingerprint_every}
     ordered = Setup.of(order.config, order.names, **how)
