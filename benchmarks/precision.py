@@ -41,6 +41,7 @@ def main() -> None:
     simulation = Simulation(config)
     for _ in range(given.rounds):
         next(simulation.play())
+    simulation.parameters.settle()
     scalars = {precision: measured(simulation, precision, given.directions) for precision in PRECISIONS}
     rows = [compared(precision, scalars["float32"], scalars[precision]) for precision in PRECISIONS[1:]]
     shown = " ".join(f"--{key} {getattr(given, key)}" for key in ("task", "directions", "batch", "rounds", "lr", "mu"))

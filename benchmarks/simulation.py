@@ -83,6 +83,7 @@ def scaling(task: Task, mlp: Any) -> list[Row]:
 
             def whole_round(simulation: Simulation = simulation, rounds: Any = rounds) -> None:
                 simulation.play_round(next(rounds))
+                simulation.parameters.settle()
                 simulation.parameters.fingerprint()  # waits for the device
 
             (time,) = seconds(whole_round, repeats=15)

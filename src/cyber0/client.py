@@ -64,6 +64,7 @@ class Client:
     def _reset(self) -> Parameters:
         """The local model, back at the global one."""
         if self._local is not self.parameters:
+            self.parameters.settle()
             for (_, local), (_, flat) in zip(self._local, self.parameters, strict=True):
                 local.copy_(flat)
         return self._local

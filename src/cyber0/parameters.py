@@ -103,7 +103,7 @@ class Parameters:
             start += entries[-1].size
         self._tensors = dict(tensors)
         self._module = module
-        self._due: Commit | None = None
+        self._pending: Commit | None = None
         self.manifest = Manifest(tuple(entries))
         self._flat = [_flat(name, tensor) for name, tensor in tensors.items()]
         _refuse_shared_memory(self.manifest, self._flat)
@@ -120,14 +120,14 @@ class Parameters:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The tensors by name, up to date."""
-        self.settle()
+        """The tensors by name. Raises InvalidParameters while a commit is pending."""
+        self.check_settled()
         return self._tensors
 
     @property
     def module(self) -> "Module | None":
-        """The module they belong to, if any, up to date."""
-        self.settle()
+        """The module they belong to, if any. Raises InvalidParameters while a commit is pending."""
+        self.check_settled()
         return self._module
 
     @property
@@ -141,8 +141,14 @@ class Parameters:
         return on_device(self._flat[0])
 
     def __iter__(self) -> Iterator[tuple[Entry, Any]]:
-        """Each tensor's entry, and the tensor as a flat buffer that shares its memory."""
-        self.settle()
+        """Yield each tensor's entry, and the tensor as a flat buffer that shares its memory.
+
+        Raises InvalidParameters while a commit is pending.
+        """
+        self.check_settled()
+        yield from self._buffers()
+
+    def _buffers(self) -> Iterator[tuple[Entry, Any]]:
         self.check()
         yield from zip(self.manifest.entries, self._flat, strict=True)
 
@@ -156,13 +162,14 @@ class Parameters:
         """Advance by one round: the one writer of a federation's weights.
 
         u is summed over the commit's rows, then columns, each product and each sum rounded to float32; then w - u,
-        once. bf16 weights round that stochastically with bits of the stream.
+        once. bf16 weights round that stochastically with bits of the stream. A pending commit is applied before.
         """
+        self.settle()
         for step in self._steps(commit, backend):
             descend_all(*step)
 
     def _steps(self, commit: Commit, backend: str | Backend | None = None) -> list[tuple[Any, Backend, Packed]]:
-        """All that can be refused of a commit, before anything is written."""
+        """Return the writes that apply a commit; whatever is wrong with it raises here, before anything is written."""
         where = commit.family, self.size, backend
         return [
             (tensors, *prepare(commit.keys, commit.coefficients, *where, device))
@@ -170,35 +177,48 @@ class Parameters:
         ]
 
     def defer(self, commit: Commit) -> None:
-        """Advance by one round, but not before anybody looks: a pass that reads all weights anyway may `take` it.
+        """Keep a commit pending until `settle`, or until a walk, which reads all weights anyway, applies it on its way.
+
+        A commit that is pending already is applied first. Until the new one is applied, reading the weights raises
+        InvalidParameters, so that nobody can take the old ones for the new. Who holds a tensor or the module without
+        asking this object for it must call `settle` before reading it.
 
         >>> import numpy as np
         >>> parameters = Parameters({"w": np.zeros(5, dtype=np.float32)})
         >>> parameters.defer(Commit(seed=7, round=0, lr=0.1, scalars=[[1.0]]))
+        >>> parameters.tensors
+        Traceback (most recent call last):
+        cyber0.errors.InvalidParameters: the commit of round 0 is pending: call settle() before reading the weights
+        >>> parameters.settle()
         >>> parameters.tensors["w"][0]
         np.float32(-2.9155475e-05)
         """
         self.settle()
-        self._due = commit
+        self._pending = commit
+
+    @property
+    def pending(self) -> Commit | None:
+        """The commit that was deferred and is not applied yet, if there is one."""
+        return self._pending
 
     def settle(self) -> None:
-        """Apply the commit that is due, if one is."""
-        if self._due is not None:
-            due, self._due = self._due, None
-            try:
-                steps = self._steps(due)
-            except BaseException:
-                self._due = due
-                raise
+        """Apply the pending commit, if there is one."""
+        if self._pending is not None:
+            steps = self._steps(self._pending)
+            self._pending = None
             for step in steps:
                 descend_all(*step)
 
-    def take(self, family: str) -> Commit | None:
-        """The commit that is due, if it is of a family: whoever takes it applies it, or defers it again."""
-        if self._due is None or self._due.family != family:
-            return None
-        due, self._due = self._due, None
-        return due
+    def mark_applied(self) -> None:
+        """Forget the pending commit, after writing the bits that `settle` would have written."""
+        self._pending = None
+
+    def check_settled(self) -> None:
+        """Raise InvalidParameters while a commit is pending."""
+        if self._pending is not None:
+            raise InvalidParameters(
+                f"the commit of round {self._pending.round} is pending: call settle() before reading the weights"
+            )
 
     def apply_all(self, commits: Iterable[Commit], backend: str | Backend | None = None) -> None:
         """Advance by many rounds, to the same bits as one by one, in few passes over the weights.
@@ -209,6 +229,7 @@ class Parameters:
         >>> weights[:2]
         array([-2.1869912 , -0.26883638], dtype=float32)
         """
+        self.settle()
         for group in _alike(commits):
             packed = _packed(group)
             for device, tensors in self._by_device().items():
@@ -216,12 +237,15 @@ class Parameters:
 
     def _by_device(self) -> dict[Any, list[tuple[Any, int]]]:
         places: dict[Any, list[tuple[Any, int]]] = {}
-        for entry, flat in self:
+        for entry, flat in self._buffers():
             places.setdefault(on_device(flat), []).append((flat, entry.start))
         return places
 
     def fingerprint(self, backend: str | Backend | None = None) -> int:
-        """A 64-bit hash of all weights, computed where they live: equal bits, equal fingerprints."""
+        """Return a 64-bit hash of all weights, computed where they live: equal bits, equal fingerprints.
+
+        Raises InvalidParameters while a commit is pending.
+        """
         return sum(fingerprint(flat, start=entry.start, backend=backend) for entry, flat in self) % 2**64
 
 

@@ -141,7 +141,7 @@ def test_a_commit_is_not_applied_again_if_memory_ends_after_it(monkeypatch):
 
     def part(part):
         if walk.source._aim.due:
-            parameters.apply(commit)
+            Parameters.of(walk.module).apply(commit)
         return own(part)
 
     aim = walk.source.aim

@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidConfig
+from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.network.local_model import LocalModel, load_task
 from cyber0.network.member import Member
 from cyber0.protocol.ledger import Memory
+from cyber0.protocol.records import to_wire
 from cyber0.replay import base, rebuild
+from cyber0.replay.weights import Weights
 from cyber0.simulation import Simulation
 from cyber0.tasks.task import make
 from cyber0.tasks.text import tiny
@@ -105,6 +107,45 @@ def test_looking_between_rounds_changes_nothing(folder, tasks, precision):
     for _ in quiet.play():
         pass
     assert quiet.parameters.fingerprint() == watched.parameters.fingerprint()
+
+
+def test_weights_are_not_read_between_rounds_before_they_are_settled(folder, tasks):
+    simulation = Simulation(config_of(folder), tasks["roberta"])
+    played = simulation.play()
+    aggregate = next(played).aggregate
+    with pytest.raises(InvalidParameters, match="the commit of round 0 is pending"):
+        simulation.parameters.fingerprint()
+    simulation.parameters.settle()
+    eager = Simulation(config_of(folder), tasks["roberta"]).parameters
+    eager.apply(simulation.config.plan.commit(0, aggregate))
+    assert simulation.parameters.fingerprint() == eager.fingerprint()
+
+
+def zeros(manifest):
+    return Weights.of({entry.name: np.zeros(entry.shape, entry.dtype) for entry in manifest.entries})
+
+
+@pytest.mark.parametrize("options", [{}, {"local_epochs": 2}, {"mu": 0.0}])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda model: model.vote(1),
+        lambda model: model.fingerprint(),
+        lambda model: model.evaluate(),
+        lambda model: model.weights().data.tobytes(),
+        lambda model: (model.reset(), model.fingerprint()),
+        lambda model: model.load(zeros(model.parameters.manifest)),
+    ],
+)
+def test_a_client_is_up_to_date_whatever_is_asked_after_a_commit(folder, tasks, look, options):
+    config = config_of(folder, **options)
+    lazy, eager = (LocalModel(config, 0, tasks["roberta"], device="cpu") for _ in range(2))
+    scalars = to_wire(np.full((config.plan.rows, config.plan.directions), 0.5))
+    lazy.advance(0, scalars)
+    eager.advance(0, scalars)
+    eager.parameters.settle()
+    assert look(lazy) == look(eager)
+    assert lazy.fingerprint() == eager.fingerprint()
 
 
 def test_who_is_absent_is_not_counted(folder, tasks):

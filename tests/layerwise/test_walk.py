@@ -488,7 +488,7 @@ def test_one_sample_that_does_not_fit_is_refused_though_others_do(count, monkeyp
 @pytest.mark.filterwarnings("ignore:out of memory")
 @pytest.mark.parametrize("limit", [10**6, 100, 0])
 def test_a_commit_that_is_due_is_applied_once_whatever_fits(limit, monkeypatch):
-    """Also where a walk would apply it: nobody has walked, it is due again; else it is no more."""
+    """Where nothing could be walked it is still pending, else it is not."""
     x, y = prompts(2, batch=20, width=31)
     parameters, twin = (Parameters.of(classifier("roberta")) for _ in range(2))
     walk, commit, applied = Walk(parameters, cross_entropy), Commit(5, 0, 0.1, [[0.3]]), []
@@ -501,7 +501,7 @@ def test_a_commit_that_is_due_is_applied_once_whatever_fits(limit, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         if walk.source._aim.due:
             applied.append(commit)
-            parameters.apply(commit)
+            Parameters.of(walk.module).apply(commit)
         return own(part)
 
     monkeypatch.setattr(walk, "_part", part)
@@ -514,6 +514,8 @@ def test_a_commit_that_is_due_is_applied_once_whatever_fits(limit, monkeypatch):
         with pytest.raises(InvalidEstimate, match="one sample of"):
             walk.slopes(x, y, keys()[0], 1e-2)
     assert len(applied) == (1 if limit else 0)
+    assert (parameters.pending is None) == bool(limit)
+    parameters.settle()
     assert parameters.fingerprint() == twin.fingerprint()
 
 

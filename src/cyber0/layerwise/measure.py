@@ -55,9 +55,10 @@ class LayerwiseEstimate:
         self._walks: dict[int, Walk] = {}
 
     def walk(self, parameters: Parameters, losses: Losses, backend: str | Backend | None = None) -> Walk:
-        """The walk of a model."""
+        """Return the walk of a model. A commit that is pending when its first walk is built is applied."""
         known = self._walks.get(id(parameters))
         if known is None or known.losses != losses:
+            parameters.settle()
             known = self._walks[id(parameters)] = Walk(parameters, losses, self.arithmetic, backend)
         return known
 
@@ -72,8 +73,9 @@ class LayerwiseEstimate:
         family: Family,
         backend: str | Backend | None = None,
     ) -> NDArray[np.float32]:
-        """The vote of a client, as `estimate` gives it."""
+        """The vote of a client, as `estimate` gives it. A commit that is pending is applied."""
         if mu == 0 or len(keys) == 0:
+            parameters.settle()
             return estimate(parameters, losses, batch, keys, mu=mu, family=family, backend=backend)
         walk = self.walk(parameters, losses, backend)
         samples = walk.batch(batch[0][None], batch[1][None])

@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from cyber0.commit import Commit
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.directions.select import get_backend
 from cyber0.errors import EmptyBatch, InvalidEstimate
@@ -153,7 +152,10 @@ class Walk:
         family: Family = "gaussian",
         drift: tuple[Sequence[DirectionKey], Any] | None = None,
     ) -> Tensor:
-        """`slopes` of a batch that was made before."""
+        """`slopes` of a batch that was made before.
+
+        A commit that is pending is applied: on the way where the device allows that, else before.
+        """
         step = float(np.float32(mu))
         if not 0 < step < np.inf:
             raise InvalidEstimate(f"mu = {mu} must be a positive number that float32 can hold")
@@ -161,9 +163,9 @@ class Walk:
             if not self._proven:
                 self._prove(batch)
                 self._proven = True
-            due = self.parameters.take(family) if self._writes and drift is None else None
-            self.parameters.settle()
-            both = self._both(batch, partial(aimed, self.parameters, key, step, family, drift, self.backend), due)
+            if not self._applies(family, drift):
+                self.parameters.settle()
+            both = self._both(batch, partial(aimed, self.parameters, key, step, family, drift, self.backend))
         difference = (both[0] - both[1]).view(batch.clients, -1)  # per sample: two losses share most digits
         return difference.mean(dim=1, dtype=torch.float64) / (2 * step)
 
@@ -171,7 +173,7 @@ class Walk:
         """The scores of the unperturbed model, in the arithmetic of the walk."""
         if self.handlers is None:
             return self.model(inputs)
-        self.parameters.settle()
+        self.parameters.check_settled()
         with (
             torch.no_grad(),
             self._patched(SignPair(Unperturbed(), self.arithmetic, len(inputs), still=True), padded=True),
@@ -180,7 +182,7 @@ class Walk:
 
     def model(self, inputs: Tensor) -> Tensor:
         """The module as it is, called in the arithmetic of the walk: to evaluate it."""
-        self.parameters.settle()
+        self.parameters.check_settled()
         if self.handlers is None:
             with torch.no_grad(), whole_model.in_arithmetic(self.device, self.arithmetic):
                 return self.module(inputs)
@@ -200,30 +202,28 @@ class Walk:
         module: Any = self.module
         return getattr(module, "scores", module)(inputs).float()
 
-    def _both(self, batch: Batch, aim: Callable[..., Perturbation], due: Commit | None) -> Tensor:
+    def _both(self, batch: Batch, aim: Callable[..., Perturbation]) -> Tensor:
         """The losses [2, samples]; what does not fit into memory is tried in smaller parts.
 
-        A commit that is due is applied by the walk over the first part.
+        A commit that is pending is applied by the walk over the first part.
         """
         out, parts = torch.empty(2, len(batch.labels), device=self.device), list(batch.parts)
-        try:
-            self.source.aim(aim(due=due))
-            while parts:
-                part = parts.pop(0)
-                try:
-                    found, applied, due = self._part(part), due, None  # a walk that came back has applied it
-                    if applied is not None and parts:
+        self.source.aim(aim(due=self.parameters.pending))
+        while parts:
+            part = parts.pop(0)
+            try:
+                found = self._part(part)
+                if self.parameters.pending is not None:
+                    self.parameters.mark_applied()
+                    if parts:
                         self.source.aim(aim())
-                    out[:, part.order] = found
-                except Exception as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    self._halve([part], error)
-                    parts = batch.parts[:] = self._parts(batch.inputs, batch.labels, batch.sizes)
-                    self.source.aim(aim(due=due))
-        finally:
-            if due is not None:  # nothing has been walked
-                self.parameters.defer(due)
+                out[:, part.order] = found
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve([part], error)
+                parts = batch.parts[:] = self._parts(batch.inputs, batch.labels, batch.sizes)
+                self.source.aim(aim(due=self.parameters.pending))
         return out
 
     def _part(self, part: Part) -> Tensor:
@@ -285,6 +285,11 @@ class Walk:
     def _writes(self) -> bool:
         """Whether a walk can apply a commit as it goes."""
         return self._graphs is not None and self.layered
+
+    def _applies(self, family: Family, drift: object) -> bool:
+        """Whether a walk along a direction of this family applies the pending commit."""
+        pending = self.parameters.pending
+        return self._writes and drift is None and pending is not None and pending.family == family
 
     def _prove(self, batch: Batch) -> None:
         """Walk only a model that has shown it can be. Who reads the weights of others is made a block with them."""

@@ -14,7 +14,7 @@ from cyber0.config import RunConfig
 from cyber0.directions.select import host
 from cyber0.errors import InvalidConfig, NonFiniteLoss
 from cyber0.estimate import full_precision
-from cyber0.layerwise.measure import called, measure_of, prepared
+from cyber0.layerwise.measure import LayerwiseEstimate, called, measure_of, prepared
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import base_digest, layout_bytes
 from cyber0.protocol.records import from_wire, to_wire
@@ -63,9 +63,12 @@ class LocalModel:
             return to_wire(np.full(self.config.plan.scalars, np.nan))
 
     def advance(self, first: int, scalars: bytes) -> None:
-        """Take the commits of consecutive rounds, in one pass if there are many."""
+        """Take the commits of consecutive rounds, in one pass if there are many.
+
+        A single one is left to the next vote where that is a walk, which can apply it on its way.
+        """
         commits = list(self._commits(first, scalars))
-        if len(commits) == 1:
+        if len(commits) == 1 and isinstance(self._measure, LayerwiseEstimate):
             self.parameters.defer(commits[0])
         else:
             self.parameters.apply_all(commits)
@@ -78,21 +81,25 @@ class LocalModel:
 
     def reset(self) -> None:
         """Go back to the initial weights."""
+        self.parameters.settle()
         for (_, flat), initial in zip(self.parameters, self._initial, strict=True):
             flat.copy_(initial)
 
     def fingerprint(self) -> int:
         """That of the weights."""
+        self.parameters.settle()
         return self.parameters.fingerprint()
 
     def evaluate(self) -> tuple[float, float, int]:
         """Accuracy and mean loss on the task's test samples, and how many they are."""
+        self.parameters.settle()
         model = called(self._measure, self.parameters, self.task.losses)
         accuracy, loss = evaluate(model, self.task.dataset, self.device, losses=self.task.losses)
         return accuracy, loss, len(self.task.dataset.test_labels)
 
     def weights(self) -> Weights:
         """A copy of the weights."""
+        self.parameters.settle()
         return Weights.of(
             {entry.name: host(flat.detach().cpu()).reshape(entry.shape) for entry, flat in self.parameters}
         )
@@ -100,6 +107,7 @@ class LocalModel:
     def load(self, weights: Weights) -> int:
         """Take weights that were kept; their fingerprint."""
         kept = weights.parameters(self.parameters.manifest)
+        self.parameters.settle()
         for (_, flat), (_, array) in zip(self.parameters, kept, strict=True):
             words: Any = torch.from_numpy(array.view(np.int16) if array.itemsize == 2 else array)  # pyright: ignore
             flat.copy_(words.view(torch.bfloat16) if array.itemsize == 2 else words)

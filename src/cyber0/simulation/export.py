@@ -66,6 +66,7 @@ class Record:
     def history(self) -> History:
         """The rounds so far, and the fingerprint they lead to."""
         run = History(self.identity, b"".join(self._scalars))
+        self.simulation.parameters.settle()
         return _sealed(run, self.simulation.parameters.fingerprint())
 
 

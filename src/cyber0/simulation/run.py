@@ -133,6 +133,7 @@ def _go_on(simulation: Simulation, folder: Folder, origin: Line) -> None:
 
 
 def _model(simulation: Simulation) -> str:
+    simulation.parameters.settle()
     return f"{simulation.parameters.fingerprint():016x}"
 
 

@@ -77,11 +77,15 @@ class Simulation:
         self.rounds = 0
 
     def play(self) -> Iterator[Round]:
-        """Play the rounds that are left, one at a time."""
+        """Play the rounds that are left, one at a time.
+
+        Between rounds the last commit may be pending: call `parameters.settle()` before reading the weights.
+        """
         while self.rounds < self.config.rounds:
             result = self.play_round(self.rounds)
             self.rounds += 1
             yield result
+        self.parameters.settle()
 
     def play_round(self, t: int) -> Round:
         """One round (Alg. 1)."""
@@ -140,6 +144,7 @@ class Simulation:
 
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss of the global model on the test samples."""
+        self.parameters.settle()
         model = called(self.world.measure, self.parameters, self.task.losses)
         inputs, labels = self.population.test
         return evaluate(model, (inputs, labels), self.device, losses=self.task.losses)
