@@ -5,12 +5,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from cyber0.config import RunConfig, merged
 from cyber0.extras import require
 from cyber0.parameters import Parameters
+from cyber0.progress import Progress
 
 __all__ = ["demo"]
 
@@ -34,11 +34,13 @@ def demo(
     accuracy: dict[str, float] = {}
     last: Any = None
     aggregates: list[Any] = []
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("training", total=len(CASES) * rounds)
-        for name, (rule, attack) in CASES.items():
+    with Progress(console, "training", len(CASES) * rounds) as progress:
+        for place, (name, (rule, attack)) in enumerate(CASES.items()):
             last = Simulation(_config(rounds, clients, rule, attack))
-            aggregates = [_after(progress, bar, played.aggregate) for played in last.play()]
+            aggregates = []
+            for played in last.play():
+                aggregates.append(played.aggregate)
+                progress.update(place * rounds + played.number + 1, note=name)
             accuracy[name] = last.evaluate()[0]
             table.add_row(name, rule, f"{accuracy[name]:.1%}", f"{rounds * last.config.plan.scalars * 4 / 1e3:,.1f} kB")
     console.print(table)
@@ -57,11 +59,6 @@ def demo(
 def _config(rounds: int, clients: int, rule: str, attack: str) -> RunConfig:
     given: dict[str, Any] = {"rounds": rounds, "clients": clients, "byzantine": clients // 4, "alpha": 1.0}
     return merged({"source": "embedded", "rule": rule, "attack": attack, "evaluate_every": rounds}, given)
-
-
-def _after(progress: Progress, bar: Any, aggregate: Any) -> Any:
-    progress.advance(bar)
-    return aggregate
 
 
 def _rebuilt(simulation: Any, aggregates: list[Any]) -> int:

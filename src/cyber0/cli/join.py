@@ -1,14 +1,11 @@
 """`cyber0 join`: a client of a real federation."""
 
 import os
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cyber0.cli.ledger import line
 from cyber0.cli.serve import is_loopback
@@ -16,6 +13,7 @@ from cyber0.errors import InvalidConfig, Refused
 from cyber0.network.handshake import refusal
 from cyber0.network.keys import channel_credentials, client_name
 from cyber0.network.session import Outcome, run_client
+from cyber0.progress import Progress
 
 __all__ = ["join", "state_directory"]
 
@@ -78,7 +76,11 @@ def join(
 def _join(address: str, name: str, options: dict[str, Any]) -> None:
     console = Console()
     try:
-        with _watching(console, name) as watch:
+        with Progress(console, name) as progress:
+
+            def watch(member: Any) -> None:
+                progress.update(member.holds, total=member.setup.config.rounds)
+
             outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     except KeyboardInterrupt:
         _say(console, f"stopped; come back with the same command: the state is in {options['state']}")
@@ -96,15 +98,6 @@ def _greet(address: str, tls: Path) -> None:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _watching(console: Console, name: str) -> Generator[Callable[[Any], None]]:
-    """A bar on a terminal; nothing elsewhere."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task(name, total=None)
-        yield lambda member: progress.update(bar, completed=member.holds, total=member.setup.config.rounds)
 
 
 def _print(console: Console, outcome: Outcome, out: Path | None) -> None:

@@ -1,24 +1,22 @@
 """`cyber0 replay`: a trained model from its base and its commits."""
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cyber0.cli.ledger import Run, line
 from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.extras import require
 from cyber0.parameters import Parameters
+from cyber0.progress import Progress
 from cyber0.protocol.ledger import Ledger
 from cyber0.replay import Weights, opened, rebuild
 from cyber0.replay import base as base_of
 
-__all__ = ["replay", "watching"]
+__all__ = ["replay"]
 
 Base = Annotated[
     str,
@@ -49,8 +47,8 @@ def replay(
         weights, parameters = begun_with(ledger, base, data, model)
         count = ledger.head.rounds if rounds is None else rounds
         begin = time.perf_counter()
-        with watching(console, "replaying", count) as watch:
-            fingerprint = rebuild(ledger, parameters, rounds, chosen(device), watch)
+        with Progress(console, "replaying", count) as progress:
+            fingerprint = rebuild(ledger, parameters, rounds, chosen(device), progress.update)
         seconds = time.perf_counter() - begin
     weights.write(out)
     line(console, "rounds", f"{count:,}")
@@ -96,12 +94,3 @@ def chosen(device: str) -> str:
     from cyber0.tasks import devices
 
     return str(devices.get_device(device))
-
-
-@contextmanager
-def watching(console: Console, what: str, total: int) -> Generator[Callable[[int], None]]:
-    """A bar on a terminal; nothing elsewhere."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task(what, total=total)
-        yield lambda done: progress.update(bar, completed=done)

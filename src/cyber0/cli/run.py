@@ -1,7 +1,6 @@
 """`cyber0 run`: one simulated federation, from a recipe, from options, or from both."""
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cyber0.config import RunConfig, load, merged
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
+from cyber0.progress import Progress
 
 __all__ = ["run", "with_config_options"]
-
-Show = Callable[[int, dict[str, Any]], None]  # how many rounds are done, and the latest evaluation
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,9 +88,10 @@ def _simulate(config: RunConfig, folder: Path | None, *, resuming: bool) -> None
 
     console = Console(soft_wrap=True)
     try:
-        with _watching(console, config) as show:
-            begin = None if resuming else partial(_introduce, console, show)
-            summary = simulate(config, folder, resume=resuming, watch=partial(_watch, show), begin=begin)
+        console.print(_title(config), markup=False, highlight=False)
+        with Progress(console, "", config.rounds) as progress:
+            begin = None if resuming else partial(_introduce, console, progress)
+            summary = simulate(config, folder, resume=resuming, watch=partial(_watch, progress), begin=begin)
     except KeyboardInterrupt:
         kept = folder is not None and (folder / "config.toml").exists()
         again = f"continue with: cyber0 run --resume {quote(str(folder))}" if kept else "nothing was kept"
@@ -104,9 +102,16 @@ def _simulate(config: RunConfig, folder: Path | None, *, resuming: bool) -> None
         _print(console, {"written to": str(folder)})
 
 
-def _introduce(console: Console, show: Show, simulation: Any, first: dict[str, Any]) -> None:
-    """Say what a language model is like before it is trained for hours."""
-    show(0, first)
+def _title(config: RunConfig) -> str:
+    """Return what is run, in a line."""
+    liars = f"{config.clients} clients, {config.byzantine} of them may lie"
+    what = f"{config.algorithm} on {config.task}" + (f" with {config.model}" if config.model else "")
+    return f"{what}: {liars}, rule {config.rule}, attack {config.attack}, {config.rounds:,} rounds, seed {config.seed}"
+
+
+def _introduce(console: Console, progress: Progress, simulation: Any, first: dict[str, Any]) -> None:
+    """Show the first evaluation; of a language model also what it is like, before it is trained for hours."""
+    progress.update(0, _evaluation(first), news=True)
     if simulation.config.model is None:
         return
     from cyber0.tasks.text.report import describe
@@ -118,40 +123,21 @@ def _introduce(console: Console, show: Show, simulation: Any, first: dict[str, A
         _print(console, {"learning rate": rate})
 
 
-def _watch(show: Show, played: Any, line: dict[str, Any]) -> None:
-    show(played.number + 1, line)
+def _watch(progress: Progress, played: Any, line: dict[str, Any]) -> None:
+    done = played.number + 1
+    progress.update(done, _evaluation(line), news=done == line["round"])
+
+
+def _evaluation(line: dict[str, Any]) -> str:
+    """Return an evaluation in a few words; a task without classes has no accuracy, a model that diverged no loss."""
+    accuracy = "" if line.get("accuracy") is None else f"accuracy {line['accuracy']:.1%}, "
+    loss = "not a number" if line["loss"] is None else f"{line['loss']:.3f}"
+    return f"{accuracy}loss {loss}, {line['bytes_up_per_client'] / 1e3:,.1f} kB sent"
 
 
 def _print(console: Console, values: dict[str, str]) -> None:
     for name, value in values.items():
         console.print(f"{name:24} {value}", markup=False, highlight=False)
-
-
-@contextmanager
-def _watching(console: Console, config: RunConfig) -> Any:
-    """A live display on a terminal; of a language model, a line for each evaluation elsewhere."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(
-            "accuracy {task.fields[accuracy]:.1%}  loss {task.fields[loss]:.3f}  {task.fields[sent]:,.1f} kB sent"
-        ),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        name = f"{config.algorithm} {config.rule} against {config.attack}"
-        bar = progress.add_task(name, total=config.rounds, accuracy=0.0, loss=0.0, sent=0.0)
-
-        def show(done: int, line: dict[str, Any]) -> None:
-            sent = line["bytes_up_per_client"] / 1e3
-            loss = float("nan") if line["loss"] is None else line["loss"]
-            progress.update(bar, completed=done, accuracy=line["accuracy"], loss=loss, sent=sent)
-            if config.model and not console.is_terminal and 0 < done == line["round"]:
-                text = f"round {done:,} of {config.rounds:,}: accuracy {line['accuracy']:.1%}, loss {loss:.3f}"
-                console.print(f"{text}, {line['seconds']:,.0f} s", markup=False, highlight=False)
-
-        yield show
 
 
 def _readable(name: str, value: Any) -> str:

@@ -2,19 +2,17 @@
 
 import shlex
 import tomllib
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import TaskID
 from rich.table import Table
 
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
+from cyber0.progress import Lines, bars, count
 from cyber0.study.recipe import Recipe, get_recipe, shipped
 
 if TYPE_CHECKING:
@@ -128,7 +126,7 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
 
     console = Console(soft_wrap=True)
     try:
-        with _watching(console, recipe) as watch:
+        with _Display(console, recipe) as watch:
             results = play(recipe, folder, watch=watch, **options)
     except KeyboardInterrupt:
         console.print(_stopped(folder), markup=False, highlight=False)
@@ -160,65 +158,84 @@ def _stopped(folder: Path) -> str:
     return f"stopped; what has ended is kept{too}. Give the same command to go on."
 
 
-@contextmanager
-def _watching(console: Console, recipe: Recipe) -> "Generator[Watch]":
-    """A live display of all that is being played; on a pipe a line for each cell that is complete."""
-    from cyber0.study.study import Watch
-
-    display = _Display(console, recipe)
-    with Live(display.view, console=console, transient=True, refresh_per_second=4) if console.is_terminal else console:
-        yield Watch(display.begin, display.progress, display.end)
-
-
 class _Display:
-    """A line for each cell that is complete; below, a bar for each batch that is being played, and one for all runs."""
+    """What a person sees of a study: a line for each run or cell that ends, and how far all runs are.
+
+    On a terminal that is a bar for each batch under way and one for all runs; elsewhere a plain line now and then.
+    """
 
     def __init__(self, console: Console, recipe: Recipe) -> None:
-        self.console, self.recipe = console, recipe
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.overall, self.active = Progress(*columns, console=console), Progress(*columns[:3], console=console)
-        self.view = Group(self.active, self.overall)
-        self.bars: dict[int, TaskID] = {}
+        self.console, self.recipe, self.lines = console, recipe, Lines(console, "all runs")
+        self.live = bars(console) if console.is_terminal else None
+        self.shown: dict[int, TaskID] = {}
         self.batches: list[Batch] = []
-        self.found: dict[str, list[float]] = {}
+        self.rounds: dict[int, int] = {}  # rounds done of each batch
+        self.ended = 0
+        self.accuracies: dict[str, list[float]] = {}
+
+    def __enter__(self) -> "Watch":
+        from cyber0.study.study import Watch
+
+        if self.live is not None:
+            self.live.start()
+        return Watch(self.begin, self.progress, self.end)
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
 
     def begin(self, batches: "list[Batch]", done: int) -> None:
-        """Show how much there is to do."""
+        """Say how much there is to do."""
         self.batches = batches
+        runs = sum(map(len, batches))
         if done:
-            self._say(f"{done} of {len(self.recipe.cells()) * self.recipe.seeds} runs are done already")
-        self.whole = self.overall.add_task("rounds of all runs", total=sum(b.config.rounds for a in batches for b in a))
+            self.lines.say(f"{done} of {len(self.recipe.cells()) * self.recipe.seeds} runs are done already")
+        if runs:
+            self.lines.say(f"{self.recipe.title}: {runs} runs to play, in {len(batches)} batches")
+        total = sum(job.config.rounds for batch in batches for job in batch)
+        self.lines.total = total
+        if self.live is not None:
+            self.whole = self.live.add_task("all runs", total=total, count="", note="")
 
     def progress(self, number: int, round_: int) -> None:
-        """Advance a batch."""
-        batch = self.batches[number]
-        if number not in self.bars:
-            names = list(dict.fromkeys(", ".join(job.labels.values()) for job in batch))
+        """Show that so many rounds of a batch are done."""
+        self.rounds[number] = max(round_, self.rounds.get(number, 0))
+        done = sum(len(self.batches[batch]) * rounds for batch, rounds in self.rounds.items())
+        runs = f"{self.ended} of {sum(map(len, self.batches))} runs have ended"
+        if self.live is None:
+            self.lines.update(done, runs)
+            return
+        rounds = self.batches[number][0].config.rounds
+        if number not in self.shown:
+            names = list(dict.fromkeys(", ".join(job.labels.values()) for job in self.batches[number]))
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self.bars[number] = self.active.add_task(names[0] + more, total=batch[0].config.rounds)
-        bar = self.active.tasks[self.active.task_ids.index(self.bars[number])]
-        self.overall.advance(self.whole, max(0.0, round_ - bar.completed) * len(batch))
-        self.active.update(self.bars[number], completed=max(round_, bar.completed))
+            self.shown[number] = self.live.add_task(names[0] + more, total=rounds, count="", note="")
+        shown = count(self.rounds[number], rounds, "rounds")
+        self.live.update(self.shown[number], completed=self.rounds[number], count=shown)
+        self.live.update(self.whole, completed=done, count=count(done, self.lines.total, "rounds"), note=runs)
 
     def end(self, number: int, outcomes: "list[Outcome]") -> None:
-        """Say what has become of cells."""
+        """Say what has become of the runs of a batch, and of the cells they complete."""
+        self.ended += len(outcomes)
         self.progress(number, self.batches[number][0].config.rounds)
-        self.active.remove_task(self.bars[number])
+        if self.live is not None:
+            self.live.remove_task(self.shown[number])
         for outcome in outcomes:
-            name = ", ".join(outcome.job.labels.values())
-            if outcome.error is not None:
-                self._say(f"failed: {name}, seed {outcome.job.config.seed}")
-                continue
-            self.found.setdefault(name, []).append(100 * outcome.lines[-1]["max_accuracy"])
-            if len(self.found[name]) == self.recipe.seeds:
-                self._say(f"{name}: {sum(self.found[name]) / self.recipe.seeds:.1f} %{self._published(outcome)}")
+            self._say_outcome(outcome)
 
-    def _published(self, outcome: "Outcome") -> str:
-        known = self.recipe.published(outcome.job.labels)
-        return f" (paper {known[0]:.1f} %)" if known else ""
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+    def _say_outcome(self, outcome: "Outcome") -> None:
+        cell, seed = ", ".join(outcome.job.labels.values()), outcome.job.config.seed
+        if outcome.error is not None:
+            self.lines.say(f"failed: {cell}, seed {seed}")
+            return
+        accuracies = self.accuracies.setdefault(cell, [])
+        accuracies.append(100 * outcome.lines[-1]["max_accuracy"])
+        if self.live is None and self.recipe.seeds > 1:
+            self.lines.say(f"ended: {cell}, seed {seed}, best accuracy {accuracies[-1]:.1f} %")
+        if len(accuracies) == self.recipe.seeds:
+            known = self.recipe.published(outcome.job.labels)
+            paper = f" (paper {known[0]:.1f} %)" if known else ""
+            self.lines.say(f"{cell}: best accuracy {sum(accuracies) / len(accuracies):.1f} %{paper}")
 
 
 def _show(console: Console, results: "Results") -> None:

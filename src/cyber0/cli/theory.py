@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from cyber0.aggregation import RULES, get_rule
 from cyber0.config import merged
 from cyber0.errors import InvalidAggregation, InvalidConfig
+from cyber0.progress import Progress
 from cyber0.testing import measured_kappa
 from cyber0.theory import Constants, distortion, largest_lr, least_directions, proven_kappa, theorem_2
 
@@ -140,8 +140,9 @@ def _measurable(n: int, byzantine: int) -> tuple[int, int]:
 
 def _measured(console: Console, n: int, byzantine: int) -> dict[str, float | None]:
     kappas: dict[str, float | None] = {}
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        for rule in progress.track(MEASURED, description="measuring"):
+    with Progress(console, "measuring", len(MEASURED), unit="rules") as progress:
+        for done, rule in enumerate(MEASURED):
+            progress.update(done)
             try:
                 kappas[rule] = measured_kappa(get_rule(rule), n, byzantine, trials=TRIALS)
             except InvalidAggregation:  # Bulyan needs more vectors

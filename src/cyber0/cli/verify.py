@@ -7,9 +7,10 @@ import typer
 from rich.console import Console
 
 from cyber0.cli.ledger import Run, line
-from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen, watching
+from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen
 from cyber0.errors import InvalidLedger
 from cyber0.parameters import Parameters
+from cyber0.progress import Progress
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.signing import public_key
 from cyber0.protocol.verify import Report
@@ -37,8 +38,8 @@ def verify(
     console = Console()
     key = None if signer is None else public_key(signer)
     with opened(run) as ledger:
-        with watching(console, "verifying", ledger.head.rounds) as watch:
-            report = check(ledger, head=_known(head), signer=key, own_rule=own_rule, watch=watch)
+        with Progress(console, "verifying", ledger.head.rounds) as progress:
+            report = check(ledger, head=_known(head), signer=key, own_rule=own_rule, watch=progress.update)
         if base is not None and report.sound:
             _, parameters = begun_with(ledger, base, data, model)
             _check_model(console, report, ledger, parameters, device)
@@ -60,8 +61,8 @@ def _known(head: str | None) -> bytes | None:
 def _check_model(console: Console, report: Report, ledger: Ledger, parameters: Parameters, device: str) -> None:
     known = {seal.rounds: seal.fingerprint for seal in ledger.seals if seal.fingerprint is not None}
     rounds = max(known, default=ledger.head.rounds)
-    with watching(console, "replaying", rounds) as watch:
-        fingerprint = rebuild(ledger, parameters, rounds, chosen(device), watch)
+    with Progress(console, "replaying", rounds) as progress:
+        fingerprint = rebuild(ledger, parameters, rounds, chosen(device), progress.update)
     if rounds not in known:
         report.notes.append(f"the ledger records no fingerprint; the model's is {fingerprint:016x}")
     elif known[rounds] == fingerprint:

@@ -10,9 +10,9 @@ from typing import Any
 from urllib.request import urlopen
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from cyber0.errors import InvalidData
+from cyber0.progress import Progress
 from cyber0.tasks.files import DataFile
 
 __all__ = ["download"]
@@ -37,22 +37,15 @@ def download(files: Sequence[DataFile], mirrors: Sequence[str], into: Path) -> N
     except OSError as error:
         raise InvalidData(f"{into} cannot be made, so nothing can be downloaded there: {error.strerror}") from error
     missing = [file for file in files if not (into / file.name).exists()]
-    with _progress() as progress:
-        for file in missing:
-            _fetch(file, mirrors, into, progress)
+    for file in missing:
+        _fetch(file, mirrors, into)
 
 
-def _progress() -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-def _fetch(file: DataFile, mirrors: Sequence[str], into: Path, progress: Progress) -> None:
+def _fetch(file: DataFile, mirrors: Sequence[str], into: Path) -> None:
     reasons: list[str] = []
     for mirror in mirrors:
         try:
-            return _fetch_from(mirror, file, into, progress)
+            return _fetch_from(mirror, file, into)
         except (OSError, HTTPException, InvalidData) as error:
             reasons.append(f"{mirror}: {_reason(error)}")
     raise InvalidData(f"{file.name} could not be downloaded ({'; '.join(reasons)})")
@@ -63,13 +56,13 @@ def _reason(error: Any) -> str:
     return str(getattr(cause, "strerror", None) or cause or type(cause).__name__)
 
 
-def _fetch_from(mirror: str, file: DataFile, into: Path, progress: Progress) -> None:
+def _fetch_from(mirror: str, file: DataFile, into: Path) -> None:
     if not mirror.startswith(("http://", "https://")):
         raise InvalidData("a mirror's address begins with http:// or https://")
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=into)
     try:
         with os.fdopen(handle, "wb") as out, urlopen(f"{mirror}/{file.name}", timeout=TIMEOUT) as answer:  # noqa: S310
-            found = _copy(answer, out, file, progress)
+            found = _copy(answer, out, file)
         if found != file.sha256:
             raise InvalidData(f"what it serves has the SHA-256 {found}, it must be {file.sha256}")
         Path(temporary).replace(into / file.name)
@@ -77,13 +70,13 @@ def _fetch_from(mirror: str, file: DataFile, into: Path, progress: Progress) -> 
         Path(temporary).unlink(missing_ok=True)
 
 
-def _copy(answer: Any, out: Any, file: DataFile, progress: Progress) -> str:
+def _copy(answer: Any, out: Any, file: DataFile) -> str:
     """Copy one byte more than is due at most (a mirror may never end); return the checksum."""
     digest, left = hashlib.sha256(), file.size + 1
-    shown = progress.add_task(file.name, total=file.size)
-    while left > 0 and (chunk := answer.read(min(CHUNK, left))):
-        left -= len(chunk)
-        digest.update(chunk)
-        out.write(chunk)
-        progress.advance(shown, len(chunk))
+    with Progress(Console(stderr=True), f"downloading {file.name}", file.size, unit="bytes") as progress:
+        while left > 0 and (chunk := answer.read(min(CHUNK, left))):
+            left -= len(chunk)
+            digest.update(chunk)
+            out.write(chunk)
+            progress.update(file.size + 1 - left)
     return digest.hexdigest()
