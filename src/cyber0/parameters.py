@@ -19,7 +19,7 @@ import numpy as np
 
 from cyber0.commit import Commit
 from cyber0.directions import Backend, fingerprint
-from cyber0.directions.api import buffer, descend_all, fold, prepare
+from cyber0.directions.api import buffer, fold, prepare
 from cyber0.directions.backend import Packed
 from cyber0.directions.key import PACKED
 from cyber0.directions.select import is_numpy, on_device
@@ -165,8 +165,8 @@ class Parameters:
         once. bf16 weights round that stochastically with bits of the stream. A pending commit is applied before.
         """
         self.settle()
-        for step in self._steps(commit, backend):
-            descend_all(*step)
+        for tensors, chosen, packed in self._steps(commit, backend):
+            chosen.descend_all(tensors, packed)
 
     def _steps(self, commit: Commit, backend: str | Backend | None = None) -> list[tuple[Any, Backend, Packed]]:
         """Return the writes that apply a commit; whatever is wrong with it raises here, before anything is written."""
@@ -206,8 +206,8 @@ class Parameters:
         if self._pending is not None:
             steps = self._steps(self._pending)
             self._pending = None
-            for step in steps:
-                descend_all(*step)
+            for tensors, backend, packed in steps:
+                backend.descend_all(tensors, packed)
 
     def mark_applied(self) -> None:
         """Forget the pending commit, after writing the bits that `settle` would have written."""

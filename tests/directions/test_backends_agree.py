@@ -19,6 +19,7 @@ from cyber0.directions import (
     sample,
 )
 from cyber0.directions.elementwise import numpy_backend, torch_backend
+from cyber0.directions.key import pack
 from cyber0.directions.select import get_backend
 
 keys = st.builds(
@@ -189,3 +190,19 @@ def test_matrix_on_any_number_of_threads(threads):
     chosen = [DirectionKey(seed=3, round=1, index=r) for r in range(33)]
     rows = matrix(chosen, 5001, family="sphere", backend=Cpu(threads=threads))
     assert same(rows, np.stack([sample(key, 5001, family="sphere") for key in chosen]))
+
+
+@pytest.mark.parametrize("family", ["gaussian", "rademacher"])
+def test_descending_many_buffers_is_descending_each(family):
+    keys = [DirectionKey(3, 1, 0, index) for index in range(2)]
+    packed = pack(keys, family, [1.0, 1.0], [0.5, -0.25])
+    whole = np.linspace(-1, 1, 50, dtype=np.float32)
+    expected = descend(whole, keys, [0.5, -0.25], family=family, backend="numpy")
+    for backend in (numpy_backend(), Cpu()):
+        flats = whole.copy()
+        backend.descend_all([(flats[:7], 0), (flats[7:], 7)], packed)
+        assert same(expected, flats)
+    for backend in (torch_backend(), get_backend(None, torch.device("cpu"))):
+        tensor = torch.from_numpy(whole.copy())
+        backend.descend_all([(tensor[:7], 0), (tensor[7:], 7)], packed)
+        assert same(expected, tensor)

@@ -202,3 +202,10 @@ def test_a_graph_serves_other_rounds():
     assert walk._graphs._known == captured
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(first, again, strict=True))
     assert len({tuple(slopes.tolist()) for slopes in first}) == 4
+
+
+def test_the_source_of_a_cuda_device_can_be_captured():
+    from cyber0.layerwise.cuda import Cuda
+    from cyber0.layerwise.source import CapturableSource, Layout
+
+    assert isinstance(Cuda(Layout(Parameters.of(torch.nn.Linear(3, 2).to(DEVICE)))), CapturableSource)

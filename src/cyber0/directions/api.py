@@ -17,7 +17,6 @@ __all__ = [
     "buffer",
     "combine",
     "descend",
-    "descend_all",
     "fingerprint",
     "fold",
     "perturb",
@@ -257,23 +256,6 @@ def prepare(
     chosen = get_backend(backend, device)
     units = _units(keys, dimension, chosen, device) if family == "sphere" else np.ones(len(keys))
     return chosen, pack(keys, family, units, rounded)
-
-
-def descend_all(tensors: Sequence[tuple[Buffer, int]], backend: Backend, packed: Packed) -> None:
-    """Descend by directions that were prepared, in place; `tensors` are flat buffers with their first coordinates.
-
-    >>> w = np.ones(5, dtype=np.float32)
-    >>> backend, packed = prepare([DirectionKey(seed=1, round=0)], [0.5], "gaussian", 5, None, None)
-    >>> descend_all([(w[:2], 0), (w[2:], 2)], backend, packed)
-    >>> bool((w == 1 - np.float32(0.5) * sample(DirectionKey(seed=1, round=0), 5)).all())
-    True
-    """
-    at_once = getattr(backend, "descend_all", None)
-    if at_once is not None:
-        at_once(tensors, packed)
-        return
-    for flat, start in tensors:
-        backend.descend(flat, packed, start, flat)
 
 
 def fold(

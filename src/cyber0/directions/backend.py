@@ -4,6 +4,7 @@ A buffer is contiguous, and one-dimensional but for `fill`: a NumPy array (float
 values) or a torch tensor (float32 or bfloat16). A backend trusts what it is given: `cyber0.directions.api` checks.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +41,10 @@ class Backend(Protocol):
 
         A bf16 result is rounded stochastically, with the rounding bits of the first direction's seed and round.
         """
+        ...
+
+    def descend_all(self, tensors: Sequence[tuple[Buffer, int]], packed: Packed) -> None:
+        """Descend in place, for flat buffers on one device, each given with its first coordinate."""
         ...
 
     def fold(self, weights: Buffer, packed: Packed, start: int) -> None:

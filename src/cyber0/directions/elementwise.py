@@ -1,6 +1,6 @@
 """The backends `numpy` (the reference) and `torch` (any device): the stream's definition, a chunk at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,10 @@ class Elementwise:
             else:
                 dither = stream.halves(self.xp, packed[0], first, size, out.device)
                 self._store_bits(out[part], self._bits(result) + dither)
+
+    def descend_all(self, tensors: Sequence[tuple[Buffer, int]], packed: Packed) -> None:
+        for flat, start in tensors:
+            self.descend(flat, packed, start, flat)
 
     def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
         for part in self._parts(weights):

@@ -102,6 +102,10 @@ class Cpu:
             ),
         )
 
+    def descend_all(self, tensors: Sequence[tuple[Buffer, int]], packed: Packed) -> None:
+        for flat, start in tensors:
+            self.descend(flat, packed, start, flat)
+
     def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
         self._share(
             len(weights),

@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -96,6 +96,10 @@ class Hosted:
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
         with _borrow(out) as (there,):
             self.inner.descend(None if weights is None else host(weights.cpu()), packed, start, there)
+
+    def descend_all(self, tensors: Sequence[tuple[Buffer, int]], packed: Packed) -> None:
+        for flat, start in tensors:
+            self.descend(flat, packed, start, flat)
 
     def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
         with _borrow(weights) as (there,):

@@ -1,10 +1,11 @@
 """A captured CUDA graph for each shape of a walk: one launch instead of a thousand."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 if TYPE_CHECKING:
+    from cyber0.layerwise.source import CapturableSource
     from cyber0.layerwise.walk import Walk
 
 __all__ = ["Graphs", "is_out_of_memory"]
@@ -24,7 +25,8 @@ class Graphs:
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """The losses [2, samples] of a part; good until the next call."""
-        shape = (*inputs.shape, padded, *self._walk.source.kind)  # type: ignore[attr-defined]
+        source = cast("CapturableSource", self._walk.source)  # a walk has graphs only where its source can be captured
+        shape = (*inputs.shape, padded, *source.kind)
         if shape not in self._known:
             if len(self._known) >= MOST:
                 self._known.pop(next(iter(self._known)))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.errors import InvalidConfig, InvalidEstimate, NonFiniteLoss
 from cyber0.estimate import Losses, estimate
+from cyber0.layerwise.protocols import Scorer, implements
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
 
@@ -90,12 +91,12 @@ class LayerwiseEstimate:
 
 
 def is_layerwise(module: Any) -> bool:
-    """Whether a model is measured layer by layer: one that says how to score, as language models do.
+    """Return whether a model is measured layer by layer: whether it is a `Scorer`, as language models are.
 
     >>> is_layerwise(torch.nn.Linear(3, 2))
     False
     """
-    return hasattr(module, "scores")
+    return implements(module, Scorer)
 
 
 def measure_of(module: Any, precision: Precision = "float32") -> Measure:

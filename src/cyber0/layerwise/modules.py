@@ -2,7 +2,7 @@
 
     handler(both, module, *inputs) -> output           where both halves are rows 0 .. N and N .. 2N
 
-A module may bring its own, as a method `both_signs(both, *inputs)`. One that is not known is run once for each half,
+A module may bring its own, as a `SignPairModule`. One that is not known is run once for each half,
 with its parameters exchanged; where it has children, they are run with it: a block.
 """
 
@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as trees
 
 from cyber0.errors import InvalidEstimate
+from cyber0.layerwise.protocols import SignPairModule, implements
 from cyber0.layerwise.source import Pair, Source, normed
 from cyber0.layerwise.whole_model import in_arithmetic
 
@@ -232,7 +233,7 @@ def readers(root: nn.Module, tensors: Iterable[Tensor]) -> list[nn.Module]:
 
 
 def _handler(module: nn.Module) -> Handler | None:
-    if hasattr(module, "both_signs"):
+    if implements(module, SignPairModule):
         return _own
     if not _held(module):
         return None
@@ -258,7 +259,7 @@ def _is_block(module: nn.Module) -> bool:
     return next(module.children(), None) is not None and any(p.requires_grad for p in _held(module))
 
 
-def _own(both: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
+def _own(both: SignPair, module: SignPairModule, *inputs: Any, **named: Any) -> Any:
     return module.both_signs(both, *inputs, **named)
 
 

@@ -6,8 +6,9 @@ from one generation of each direction. The sum is a client's own drift from the 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from cyber0.directions.backend import Packed
 from cyber0.errors import InvalidEstimate
 from cyber0.parameters import Entry, Parameters
 
-__all__ = ["Layout", "Perturbation", "Source", "TorchSource", "Unperturbed", "aimed", "normed"]
+__all__ = ["CapturableSource", "Layout", "Perturbation", "Source", "TorchSource", "Unperturbed", "aimed", "normed"]
 
 Tensor = torch.Tensor
 TOGETHER = 3  # matrices as large as the largest that a CUDA device makes at a time
@@ -100,6 +101,20 @@ class Source(Protocol):
 
     def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
         """Layer norm, or root-mean-square norm where not `centred`, of the two halves of x."""
+        ...
+
+
+@runtime_checkable
+class CapturableSource(Source, Protocol):
+    """A source whose launches can be captured as a CUDA graph and replayed along other directions."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What a captured walk cannot change: a graph serves all walks of one kind."""
+        ...
+
+    def rehearsal(self) -> AbstractContextManager[Iterator[None]]:
+        """Yield the walks to make before one is captured; they leave the masters as they are."""
         ...
 
 

@@ -31,7 +31,8 @@ from cyber0.layerwise.batching import cuts, rounded, upload
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.proof import Unasked, prove
-from cyber0.layerwise.source import Layout, Perturbation, Source, TorchSource, Unperturbed, aimed
+from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
+from cyber0.layerwise.source import CapturableSource, Layout, Perturbation, Source, TorchSource, Unperturbed, aimed
 from cyber0.layerwise.whole_model import shaped
 from cyber0.parameters import Parameters
 
@@ -73,9 +74,8 @@ class Walk:
     """Measures how the losses of a model's clients change along a direction, a layer at a time.
 
     `arithmetic` is the type of activations and of perturbed matrices; norms, biases and losses stay float32, and so
-    does what a module itself computes of its last hidden states. A module may have two methods that say more of it:
-    `scores(inputs)`, the same as calling it, in shapes that do not depend on values; `sizes(inputs)`, how much of
-    each row counts.
+    does what a module itself computes of its last hidden states. A module may declare more about itself as a `Scorer`
+    and by `SizedInputs`.
 
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
     >>> model = mnist_mlp(source="embedded", hidden=4).build(0)
@@ -99,7 +99,7 @@ class Walk:
         self.device: torch.device = parameters.device
         self.layout = Layout(parameters)
         self.source: Source = _source(self.layout, backend)
-        if hasattr(self.source, "kind"):
+        if isinstance(self.source, CapturableSource):
             self.backend = get_backend(backend, self.device)  # looked up once
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
         self.most: int | None = None
@@ -137,11 +137,10 @@ class Walk:
         inputs, labels = x.flatten(0, 1), y.flatten()
         if len(labels) == 0:
             raise EmptyBatch(f"x has shape {tuple(x.shape)}: there are no samples in it")
-        sizes_of: Any = getattr(self.module, "sizes", None)
-        if sizes_of is None or inputs.ndim != 2:
+        if not implements(self.module, SizedInputs) or inputs.ndim != 2:
             sizes = None
         elif sizes is None:
-            sizes = sizes_of(inputs).cpu().numpy()
+            sizes = self.module.sizes(inputs).cpu().numpy()
         return Batch(len(x), inputs, labels, sizes, self._parts(inputs, labels, sizes))
 
     def along(
@@ -199,8 +198,8 @@ class Walk:
 
     def scores(self, inputs: Tensor) -> Tensor:
         """What the module gives, in float32."""
-        module: Any = self.module
-        return getattr(module, "scores", module)(inputs).float()
+        scores = self.module.scores if implements(self.module, Scorer) else self.module
+        return scores(inputs).float()
 
     def _both(self, batch: Batch, aim: Callable[..., Perturbation]) -> Tensor:
         """The losses [2, samples]; what does not fit into memory is tried in smaller parts.
@@ -278,8 +277,8 @@ class Walk:
     @property
     def _capturable(self) -> bool:
         """Whether the same launches serve every batch: the code of a block may ask for the values it gets."""
-        known = hasattr(self.source, "kind") and hasattr(self.module, "scores")
-        return known and not modules.blocks(self.handlers or [])
+        fixed = isinstance(self.source, CapturableSource) and implements(self.module, Scorer)
+        return fixed and not modules.blocks(self.handlers or [])
 
     @property
     def _writes(self) -> bool:

@@ -1,0 +1,55 @@
+"""What a module may declare about itself, by methods of its class, so that it is measured faster.
+
+No module needs to: one without these methods is measured to the same numbers.
+"""
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+
+import torch
+
+if TYPE_CHECKING:
+    from cyber0.layerwise.modules import SignPair
+
+__all__ = ["Scorer", "SignPairModule", "SizedInputs", "implements"]
+
+P = TypeVar("P")
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A model with a forward pass of fixed shapes, as language models have; it is measured layer by layer."""
+
+    def scores(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return what calling the module returns, by operations whose shapes do not depend on the inputs' values."""
+        ...
+
+
+@runtime_checkable
+class SizedInputs(Protocol):
+    """A model whose inputs [samples, width] are padded, so that short samples can be measured apart from long ones."""
+
+    def sizes(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return how many values of each sample are not padding: [samples]."""
+        ...
+
+
+@runtime_checkable
+class SignPairModule(Protocol):
+    """A module that runs both halves of a batch itself, the first at w + mu z and the second at w - mu z."""
+
+    def both_signs(self, both: "SignPair", *inputs: Any, **named: Any) -> Any:
+        """Return the output for a batch whose halves see the two signs; `both` gives the weights of each."""
+        ...
+
+
+def implements(value: object, protocol: type[P]) -> TypeGuard[P]:
+    """Return whether the class of a value has the methods of a protocol.
+
+    `isinstance` would also accept a child module or an attribute of that name.
+
+    >>> model = torch.nn.Sequential()
+    >>> model.scores = torch.nn.Linear(3, 2)
+    >>> implements(model, Scorer)
+    False
+    """
+    return issubclass(type(value), protocol)
