@@ -19,8 +19,7 @@ from operator import index
 from sys import float_info
 from typing import Any, NamedTuple
 
-from cyber0.aggregation import cwtm, geometric_median, get_rule, krum, mean, median, nnm
-from cyber0.aggregation.registry import Rule
+from cyber0.aggregation import Rule, cwtm, geometric_median, get_rule, krum, mean, median, nnm
 from cyber0.errors import InvalidAggregation, InvalidConfig
 
 __all__ = ["Bound", "Constants", "distortion", "largest_lr", "least_directions", "proven_kappa", "theorem_2"]

@@ -16,6 +16,7 @@ VARIANTS = [
     "clip(radius=1.5)+cwtm",
     "bucketing(size=3, seed=7)+median",
     "clip+nnm+cwtm",
+    "centered_clipping_previous(radius=2.0, iterations=3)",
 ]
 
 

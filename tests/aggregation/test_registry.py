@@ -29,7 +29,9 @@ VOTES = np.random.default_rng(0).standard_normal((7, 3))
 @pytest.mark.parametrize("name", RULES)
 def test_a_name_finds_its_rule(name: str) -> None:
     found = get_rule(name)
-    assert (found.pre, found.rule, found.name) == ((), RULES[name], name)
+    assert (found.pre, found.name) == ((), name)
+    rule = RULES[name]
+    assert isinstance(found.rule, rule) if isinstance(rule, type) else found.rule is rule
 
 
 def test_steps_compose_from_left_to_right() -> None:
@@ -120,7 +122,7 @@ def test_nothing_is_no_composition() -> None:
         compose()
 
 
-@pytest.mark.parametrize("rule", [*RULES.values(), *PREAGGREGATIONS.values()])
+@pytest.mark.parametrize("rule", [*map(get_rule, RULES), *PREAGGREGATIONS.values()])
 @pytest.mark.parametrize(
     ("vectors", "byzantine", "message"),
     [

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyber0.aggregation import PREAGGREGATIONS, RULES, get_rule
+from cyber0.aggregation import PREAGGREGATIONS, RULES, get_rule, is_isometric
 from cyber0.attacks.scene import observe
 from cyber0.attacks.search import SEARCHES, both, grid, line, zoom
-from cyber0.attacks.shortcuts import in_few_dimensions, is_isometric, trimmed_with_equal_lies
+from cyber0.attacks.shortcuts import in_few_dimensions, trimmed_with_equal_lies
 from cyber0.attacks.strength import distance_of, unit_of
 
 

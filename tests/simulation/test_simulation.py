@@ -91,7 +91,7 @@ def test_a_rule_of_yours_is_checked(monkeypatch):
 
     monkeypatch.setitem(naming.RULES, "wrong", along_the_wrong_axis)
     monkeypatch.setitem(naming.RULES, "nan", not_a_number)
-    with pytest.raises(errors.InvalidAggregation, match=r"rule 'wrong' made \(2, 5, 3\) votes into \(5, 3\)"):
+    with pytest.raises(errors.InvalidAggregation, match=r"rule 'wrong' made \(2, 10, 3\) votes into \(10, 3\)"):
         simulate(rule="wrong")
     with pytest.raises(errors.InvalidAggregation, match=r"rule 'nan' made .* finite numbers"):
         simulate(rule="nan")

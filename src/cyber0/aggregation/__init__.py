@@ -1,7 +1,7 @@
-"""Robust aggregation: many vectors in, some of them lies, one vector out.
+"""Robust aggregation: combine the vectors of n clients, b of which may lie, into one.
 
 A rule is a callable `rule(vectors, byzantine, **options)` from `[..., n, k]` to `[..., k]`, for arrays of NumPy or
-torch; a pre-aggregation gives `[..., m, k]`. Any rule can follow any pre-aggregations.
+torch; a pre-aggregation returns `[..., m, k]`. Any rule can follow any pre-aggregations.
 
 >>> import numpy as np
 >>> from cyber0.aggregation import compose, cwtm, get_rule, nnm
@@ -11,36 +11,50 @@ array([1.5, 1.5])
 >>> bool((compose(nnm, cwtm)(votes, 1) == get_rule("nnm+cwtm")(votes, 1)).all())
 True
 
-No rule changes its input, gives anything but finite numbers for finite numbers, or heeds the order of the vectors
-beyond rounding; `cyber0.testing.check_rule` puts yours to the same test. On the CPU the same votes give the same bits
-on every machine.
+No rule modifies its input; finite vectors give finite results; the order of the vectors matters only to rounding.
+`cyber0.testing.check_rule` tests your own rule for that. On the CPU the same votes give the same bits on every machine.
+
+A rule may have memory: see `RuleWithMemory`. `begin`, `aggregate` and `after` call rules with and without memory alike.
 """
 
+from cyber0.aggregation.decorators import convert_like, on_rows
+from cyber0.aggregation.memory import after, aggregate, begin, with_memory
 from cyber0.aggregation.pre.bucketing import bucketing
 from cyber0.aggregation.pre.clip import clip
 from cyber0.aggregation.pre.nnm import nnm
-from cyber0.aggregation.registry import PREAGGREGATIONS, RULES, Composition, Rule, compose, get_rule
+from cyber0.aggregation.registry import PREAGGREGATIONS, RULES, Composition, compose, get_rule, is_isometric, is_ours
+from cyber0.aggregation.rule import Rule, RuleWithMemory
 from cyber0.aggregation.rules.bulyan import bulyan
-from cyber0.aggregation.rules.centered_clipping import centered_clipping
+from cyber0.aggregation.rules.centered_clipping import CenteredClippingPrevious, centered_clipping
 from cyber0.aggregation.rules.coordinatewise import cwtm, mean, median
 from cyber0.aggregation.rules.geometric_median import geometric_median
 from cyber0.aggregation.rules.krum import krum, multikrum
 from cyber0.aggregation.rules.meamed import meamed
 from cyber0.aggregation.rules.minimum_diameter import minimum_diameter
 
+trimmed_mean = cwtm
+
 __all__ = [
     "PREAGGREGATIONS",
     "RULES",
+    "CenteredClippingPrevious",
     "Composition",
     "Rule",
+    "RuleWithMemory",
+    "after",
+    "aggregate",
+    "begin",
     "bucketing",
     "bulyan",
     "centered_clipping",
     "clip",
     "compose",
+    "convert_like",
     "cwtm",
     "geometric_median",
     "get_rule",
+    "is_isometric",
+    "is_ours",
     "krum",
     "meamed",
     "mean",
@@ -48,4 +62,7 @@ __all__ = [
     "minimum_diameter",
     "multikrum",
     "nnm",
+    "on_rows",
+    "trimmed_mean",
+    "with_memory",
 ]

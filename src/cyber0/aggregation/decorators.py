@@ -1,39 +1,42 @@
-"""The door every rule and pre-aggregation is entered by: check, compute in float64 within a safe range, give back.
+"""The decorator of every rule and pre-aggregation: it checks the input and converts it to float64 and back.
 
-Behind it a function meets a contiguous float64 array `[..., n, k]` with 0 <= 2b < n, of NumPy for NumPy arrays and for
-tensors on the CPU (whose memory it shares), of its own library for a device. float32 has room in float64 for any square
-and any sum. An input beyond 2**400, or nowhere above 2**-400, is multiplied by a power of two, which is exact, and its
-result divided by it: every rule commutes with that.
+The decorated function is given a contiguous float64 array `[..., n, k]` with 0 <= 2b < n: a NumPy array for NumPy
+arrays and for tensors on the CPU (whose memory it shares), else a tensor on the same device. In float64 no square and
+no sum of float32 numbers overflows. A float64 input beyond 2**400, or nowhere above 2**-400, is multiplied by a power
+of two, which is exact, and the result is divided by it: every rule commutes with that.
 """
 
 import math
 from collections.abc import Callable
 from functools import wraps
+from inspect import isroutine
 from operator import index
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
 from cyber0.aggregation.rows import namespace
+from cyber0.aggregation.rule import Rule
 from cyber0.errors import InvalidAggregation
 
-__all__ = ["in_range", "like", "on_host", "on_rows", "widened"]
+__all__ = ["check_shape", "convert_like", "in_range", "is_isometric_step", "like", "on_host", "on_rows", "widened"]
 
 ABOVE, DOWN = 2.0**400, 2.0**-600
 BELOW, UP = 2.0**-400, 2.0**600
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST = float(np.finfo(np.float64).max)
-
-Rule = Callable[..., Any]
+ISOMETRIC: WeakSet[Rule] = WeakSet()  # functions declared so
 
 
 def on_rows(*, squares: bool = True, lengths: tuple[str, ...] = (), isometric: bool = False) -> Callable[[Rule], Rule]:
-    """Make a function on float64 rows a rule, or a pre-aggregation, on any rows.
+    """Turn a function of float64 rows into a rule, or a pre-aggregation, that takes any floating-point array.
 
-    `squares` says that it squares or subtracts, and so needs the safe range (a device always gets it, for float64);
-    `lengths` names its options that are lengths in the units of the vectors; `isometric` says that it commutes with
-    rotations and translations, which lets attacks on it be searched for sooner.
+    `squares` says that the function squares or subtracts, so that its input must be scaled into the safe range (on a
+    device, float64 input always is); `lengths` names the options that are lengths in the units of the vectors;
+    `isometric` declares that the function commutes with rotations and translations, which speeds up the search for
+    attacks on it.
 
     >>> @on_rows()
     ... def spread(vectors, byzantine):
@@ -46,7 +49,7 @@ def on_rows(*, squares: bool = True, lengths: tuple[str, ...] = (), isometric: b
         @wraps(function)
         def rule(vectors: Any, byzantine: int, **options: Any) -> Any:
             rows = widened(vectors)
-            _check(rows.shape, byzantine)
+            check_shape(rows.shape, byzantine)
             given = _given(lengths, options)
             needed = squares if _is_numpy(rows) else vectors.dtype.itemsize == 8
             scale = _scale(rows) if needed else None
@@ -55,14 +58,15 @@ def on_rows(*, squares: bool = True, lengths: tuple[str, ...] = (), isometric: b
             options |= {name: length * scale for name, length in given.items()}
             return like(vectors, _unscaled(function(rows * scale, byzantine, **options), scale))
 
-        rule.__dict__["isometric"] = isometric
+        if isometric:
+            ISOMETRIC.add(rule)
         return rule
 
     return decorate
 
 
 def widened(vectors: Any) -> Any:
-    """The vectors in float64, contiguous; those of the CPU as a NumPy array.
+    """Return the vectors in float64, contiguous; those on the CPU as a NumPy array.
 
     >>> widened(np.array([[1.0, 2.0]], dtype=np.float32)).dtype
     dtype('float64')
@@ -85,7 +89,7 @@ def widened(vectors: Any) -> Any:
 
 
 def on_host(vectors: Any) -> bool:
-    """Whether the vectors are computed with NumPy.
+    """Return whether rules compute with these vectors in NumPy.
 
     >>> on_host(np.zeros((2, 3)))
     True
@@ -101,7 +105,13 @@ def _is_host_tensor(vectors: Any) -> bool:
     return is_torch_array(vectors) and vectors.device.type == "cpu"
 
 
-def _check(shape: tuple[int, ...], byzantine: int) -> None:
+def check_shape(shape: tuple[int, ...], byzantine: int) -> None:
+    """Refuse vectors of this shape, or this number of liars among them.
+
+    >>> check_shape((4, 2), byzantine=2)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidAggregation: byzantine = 2 of n = 4 vectors: fewer than half may be, so from 0 to 1
+    """
     if len(shape) < 2 or 0 in shape:
         raise InvalidAggregation(f"vectors has shape {tuple(shape)}: it must be [..., n, k], with n and k at least 1")
     if not hasattr(byzantine, "__index__"):
@@ -114,7 +124,7 @@ def _check(shape: tuple[int, ...], byzantine: int) -> None:
 
 
 def _given(lengths: tuple[str, ...], options: dict[str, Any]) -> dict[str, float]:
-    """Those options that are lengths, checked."""
+    """Return those options that are lengths; refuse one that is negative or not finite."""
     given = {name: options[name] for name in lengths if options.get(name) is not None} if lengths else {}
     for name, length in given.items():
         if not 0 <= length < math.inf:
@@ -123,7 +133,9 @@ def _given(lengths: tuple[str, ...], options: dict[str, Any]) -> dict[str, float
 
 
 def in_range(rows: Any) -> Any:
-    """The rows, multiplied by a power of two where their squares would leave the range; on a device they are already.
+    """Return the rows, multiplied by a power of two where their squares would overflow or underflow.
+
+    On a device the decorator has done that already.
 
     >>> in_range(np.array([[1e300, 2e300]])) < 1e150
     array([[ True,  True]])
@@ -133,12 +145,12 @@ def in_range(rows: Any) -> Any:
 
 
 def _scale(rows: Any) -> Any:
-    """A power of two for each set of vectors, `[..., 1, 1]`, or None where none is needed."""
+    """Return a power of two for each set of vectors, `[..., 1, 1]`, or None where none is needed."""
     xp = namespace(rows)
     if rows.ndim == 2 and xp is np and rows.size * BELOW**2 < np.vdot(rows, rows) < ABOVE**2:
-        return None  # the quickest look: a sum of squares in this range has its largest value in range
+        return None  # fastest: where the sum of squares is in this range, so is the largest value
     peak = xp.max(xp.abs(rows), axis=(-2, -1), keepdims=True)
-    if xp is np:  # to ask a device would stall it
+    if xp is np:  # reading a value from a device would stall it
         if not np.isfinite(peak).all():
             raise InvalidAggregation("vectors holds a value that is not finite: leave such vectors out")
         if ((peak > BELOW) & (peak < ABOVE)).all():
@@ -156,7 +168,7 @@ def _unscaled(result: Any, scale: Any) -> Any:
 
 
 def like(vectors: Any, result: Any) -> Any:
-    """The result in the library and type of the vectors.
+    """Return a rule's result in the library and type of the vectors.
 
     >>> like(np.array([[1.0]], dtype=np.float32), np.array([2.0]))
     array([2.], dtype=float32)
@@ -167,3 +179,31 @@ def like(vectors: Any, result: Any) -> Any:
     if _is_numpy(result) and size > 2:
         return xp.from_numpy(result.astype(SINGLE if size == 4 else DOUBLE, copy=False))  # faster than asarray
     return xp.asarray(result, dtype=vectors.dtype)
+
+
+def convert_like(vectors: Any, result: Any) -> Any:
+    """Return what a user's function gave as an array in the library, on the device and in the type of the vectors.
+
+    Takes arrays and tensors of any real type on any device, and nested lists; raises TypeError or ValueError otherwise.
+
+    >>> convert_like(np.array([[1.0]], dtype=np.float32), [2])
+    array([2.], dtype=float32)
+    """
+    if is_torch_array(result):
+        result = result.detach()
+        if is_torch_array(vectors):
+            return result.to(device=vectors.device, dtype=vectors.dtype)
+        result = result.cpu().double().numpy()
+    if _is_numpy(result) and _is_numpy(vectors) and result.dtype == vectors.dtype:
+        return result
+    result = np.asarray(result)
+    if result.dtype.kind not in "fiub":
+        raise TypeError(f"it returned {result.dtype} values, not numbers")
+    if _is_numpy(vectors):
+        return result.astype(vectors.dtype)
+    return array_namespace(vectors).asarray(result, dtype=vectors.dtype, device=vectors.device)
+
+
+def is_isometric_step(function: Rule) -> bool:
+    """Return whether a function was declared `isometric` to `on_rows`."""
+    return isroutine(function) and function in ISOMETRIC

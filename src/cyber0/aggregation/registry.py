@@ -1,31 +1,43 @@
-"""Rules by name: `"cwtm"`, `"nnm+krum(power=1)"`, `"my_package.my_module:my_rule"`."""
+"""Look up rules by name, compose them and call them: `"cwtm"`, `"nnm+krum(power=1)"`, `"my_module:my_rule"`."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cyber0 import registry
-from cyber0.aggregation.decorators import like, on_host, widened
+from cyber0.aggregation.decorators import convert_like, is_isometric_step, like, on_host, widened
 from cyber0.aggregation.pre.bucketing import bucketing
 from cyber0.aggregation.pre.clip import clip
 from cyber0.aggregation.pre.nnm import nnm
+from cyber0.aggregation.rule import Rule, RuleWithMemory
 from cyber0.aggregation.rules.bulyan import bulyan
-from cyber0.aggregation.rules.centered_clipping import centered_clipping
+from cyber0.aggregation.rules.centered_clipping import CenteredClippingPrevious, centered_clipping
 from cyber0.aggregation.rules.coordinatewise import cwtm, mean, median
 from cyber0.aggregation.rules.geometric_median import geometric_median
 from cyber0.aggregation.rules.krum import krum, multikrum
 from cyber0.aggregation.rules.meamed import meamed
 from cyber0.aggregation.rules.minimum_diameter import minimum_diameter
-from cyber0.errors import InvalidAggregation
+from cyber0.errors import Cyber0Error, InvalidAggregation
 
-__all__ = ["PREAGGREGATIONS", "RULES", "Composition", "Rule", "compose", "get_rule", "is_ours"]
-
-Rule = Callable[..., Any]
+__all__ = [
+    "PREAGGREGATIONS",
+    "RULES",
+    "Composition",
+    "Rule",
+    "calling",
+    "compose",
+    "get_rule",
+    "is_isometric",
+    "is_ours",
+]
 
 RULES: dict[str, Rule] = {
     "bulyan": bulyan,
     "centered_clipping": centered_clipping,
+    "centered_clipping_previous": CenteredClippingPrevious,
     "cwtm": cwtm,
     "geometric_median": geometric_median,
     "krum": krum,
@@ -36,7 +48,8 @@ RULES: dict[str, Rule] = {
     "multikrum": multikrum,
 }
 PREAGGREGATIONS: dict[str, Rule] = {"bucketing": bucketing, "clip": clip, "nnm": nnm}
-OURS = frozenset([*RULES.values(), *PREAGGREGATIONS.values()])
+ALIASES = {"trimmed_mean": "cwtm"}
+OURS = (*RULES.values(), *PREAGGREGATIONS.values())
 
 PLUS = re.compile(r"\+(?![^(]*\))")  # one that joins two steps, not one inside parentheses
 
@@ -44,6 +57,9 @@ PLUS = re.compile(r"\+(?![^(]*\))")  # one that joins two steps, not one inside 
 @dataclass(frozen=True, slots=True)
 class Composition:
     """A rule after its pre-aggregations, called like a rule; made by `compose` and `get_rule`.
+
+    What a user's step raises becomes an InvalidAggregation that names the rule, and what it returns is converted to an
+    array like the vectors.
 
     >>> import numpy as np
     >>> robust = compose(nnm, cwtm)
@@ -58,10 +74,10 @@ class Composition:
     name: str
 
     def __call__(self, vectors: Any, byzantine: int, **options: Any) -> Any:
-        """Aggregate; options are the rule's."""
-        if not self.pre:
-            return self.rule(vectors, byzantine, **options)
-        if not on_host(vectors) or not is_ours(self):
+        """Aggregate; options are the rule's. A rule with memory that is given none starts from its first one."""
+        if not is_ours(self):
+            return self._run_checked(vectors, byzantine, options)
+        if not self.pre or not on_host(vectors):
             return self._run(vectors, byzantine, options)
         return like(vectors, self._run(widened(vectors), byzantine, options))  # one conversion, no rounding in between
 
@@ -70,11 +86,40 @@ class Composition:
             vectors = step(vectors, byzantine)
         return self.rule(vectors, byzantine, **options)
 
+    def _run_checked(self, vectors: Any, byzantine: int, options: dict[str, Any]) -> Any:
+        with calling(self.name):
+            if isinstance(self.rule, RuleWithMemory) and "memory" not in options:
+                options = {**options, "memory": self.rule.begin()}
+            for step in self.pre:
+                mixed = convert_like(vectors, step(vectors, byzantine))
+                self._check(vectors, mixed, (*vectors.shape[:-2], *mixed.shape[-2:-1], vectors.shape[-1]))
+                vectors = mixed
+            result = convert_like(vectors, self.rule(vectors, byzantine, **options))
+            self._check(vectors, result, (*vectors.shape[:-2], vectors.shape[-1]))
+            return result
+
+    def _check(self, vectors: Any, result: Any, expected: tuple[int, ...]) -> None:
+        if tuple(result.shape) != expected:
+            raise InvalidAggregation(
+                f"rule {self.name!r} made {tuple(vectors.shape)} votes into {tuple(result.shape)}: "
+                f"it must give {expected}; the clients' axis is the last but one"
+            )
+
+
+@contextmanager
+def calling(name: str) -> Generator[None]:
+    """Turn what a user's rule raises into an InvalidAggregation that names the rule."""
+    try:
+        yield
+    except Cyber0Error:
+        raise
+    except Exception as error:
+        raise InvalidAggregation(f"rule {name!r} cannot be used: {type(error).__name__}: {error}") from error
+
 
 def compose(*steps: Rule) -> Composition:
-    """Pre-aggregations from left to right, then a rule.
+    """Return the composition of pre-aggregations, from left to right, and a rule; classes are instantiated.
 
-    >>> from functools import partial
     >>> compose(partial(clip, radius=1.0), nnm, krum).name
     'clip(radius=1.0)+nnm+krum'
     """
@@ -82,14 +127,15 @@ def compose(*steps: Rule) -> Composition:
         raise InvalidAggregation("nothing to compose: give a rule, after any pre-aggregations")
     if len(steps) == 1 and isinstance(steps[0], Composition):
         return steps[0]
-    return Composition(steps[:-1], steps[-1], "+".join(map(_name, steps)))
+    *pre, rule = (_instance(step) if registry.is_class(step) else step for step in steps)
+    return Composition(tuple(pre), rule, "+".join(map(_name, steps)))
 
 
 def get_rule(name: str | Rule) -> Composition:
-    """The rule of a name: steps joined by `+`, options in parentheses, a callable of yours as `package.module:object`.
+    """Return the rule of a name: steps joined by `+`, options in parentheses, a callable as `package.module:object`.
 
-    >>> get_rule("nnm+cwtm").pre[0] is nnm
-    True
+    >>> get_rule("nnm+trimmed_mean").name
+    'nnm+cwtm'
     >>> get_rule("krum(power=1, neighbours='n-b-2')").rule.keywords
     {'power': 1, 'neighbours': 'n-b-2'}
     >>> get_rule("nmm+krum")
@@ -97,22 +143,43 @@ def get_rule(name: str | Rule) -> Composition:
     cyber0.errors.UnknownName: unknown pre-aggregation 'nmm': use one of bucketing, clip, nnm (did you mean 'nnm'?)
     """
     if not isinstance(name, str):
-        return compose(name)
+        return compose(registry.resolve("rule", name, RULES))
     *first, last = PLUS.split(name)
     steps = [registry.resolve("pre-aggregation", text, PREAGGREGATIONS) for text in first]
-    return compose(*steps, registry.resolve("rule", last, RULES))
-
-
-def _name(step: Rule) -> str:
-    return step.name if isinstance(step, Composition) else registry.name_of(step, {**RULES, **PREAGGREGATIONS})
+    return compose(*steps, registry.resolve("rule", last, RULES, aliases=ALIASES, reserved=["memory"]))
 
 
 def is_ours(step: Rule) -> bool:
-    """Whether a step, or all steps of a composition, are of this package: they compute in float64, batch by batch.
+    """Return whether a step, or all steps of a composition, are functions of this package.
+
+    Those compute in float64, and each element of a batch alone.
 
     >>> is_ours(get_rule("nnm+krum(power=1)")), is_ours(lambda vectors, byzantine: vectors[0])
     (True, False)
     """
     if isinstance(step, Composition):
         return all(map(is_ours, (*step.pre, step.rule)))
-    return getattr(step, "func", step) in OURS
+    function = step.func if isinstance(step, partial) else step
+    return any(function is ours for ours in OURS)
+
+
+def is_isometric(rule: Rule) -> bool:
+    """Return whether a rule, with its pre-aggregations, is declared to commute with rotations and translations.
+
+    >>> is_isometric(get_rule("nnm+krum")), is_isometric(get_rule("nnm+cwtm"))
+    (True, False)
+    """
+    steps = (*rule.pre, rule.rule) if isinstance(rule, Composition) else (rule,)
+    return all(is_isometric_step(step.func if isinstance(step, partial) else step) for step in steps)
+
+
+def _name(step: Rule) -> str:
+    return step.name if isinstance(step, Composition) else registry.name_of(step, {**RULES, **PREAGGREGATIONS})
+
+
+def _instance(step: Rule) -> Rule:
+    with calling(_name(step)):
+        made = step()
+    if not callable(made):
+        raise InvalidAggregation(f"rule {_name(step)!r}: its instances must be callable, as (vectors, byzantine)")
+    return made

@@ -24,29 +24,38 @@ from cyber0.attacks.alie import alie, alie_nnm
 from cyber0.attacks.foe import foe, foe_nnm
 from cyber0.attacks.labels import lf
 from cyber0.attacks.mimic import mimic
-from cyber0.attacks.registry import ATTACKS, get_attack, mount
+from cyber0.attacks.registry import ATTACKS, get_attack, name_of
+from cyber0.attacks.run import AttackRun, AttackWithState, CorruptsLabels, mount
 from cyber0.attacks.scene import Attack
 from cyber0.attacks.simple import noise, none, nonfinite, sf, zero
 from cyber0.attacks.spread import min_max, min_sum
 from cyber0.attacks.tma import tma
 
+label_flip, sign_flip = lf, sf
+
 __all__ = [
     "ATTACKS",
     "Attack",
+    "AttackRun",
+    "AttackWithState",
+    "CorruptsLabels",
     "alie",
     "alie_nnm",
     "foe",
     "foe_nnm",
     "get_attack",
+    "label_flip",
     "lf",
     "mimic",
     "min_max",
     "min_sum",
     "mount",
+    "name_of",
     "noise",
     "none",
     "nonfinite",
     "sf",
+    "sign_flip",
     "tma",
     "zero",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.random import Generator
 
-from cyber0.attacks.scene import Liars, Rule, observe
+from cyber0.attacks.scene import Liars, Report, Rule, observe, unreported
 from cyber0.attacks.strength import pushed
 
 __all__ = ["foe", "foe_nnm"]
@@ -25,6 +25,7 @@ def foe(
     omega: float | None = None,
     search: str | None = None,
     target: str = "rule",
+    report: Report = unreported,
 ) -> Any:
     """All liars send (1 - omega) times the mean of the honest vectors.
 
@@ -38,7 +39,7 @@ def foe(
     array([[-2., -5.]])
     """
     scene = observe(vectors, liars)
-    return pushed(scene, -scene.mean, rule, byzantine, omega, search, target)
+    return pushed(scene, -scene.mean, rule, byzantine, omega, search, target, report)
 
 
 def foe_nnm(
@@ -50,6 +51,7 @@ def foe_nnm(
     *,
     omega: float | None = None,
     search: str | None = None,
+    report: Report = unreported,
 ) -> Any:
     """`foe` that aims at the whole composition, pre-aggregations included.
 
@@ -61,4 +63,4 @@ def foe_nnm(
     >>> bool((lies == foe(votes, liars, rule, 5, rng, target="composition")).all())
     True
     """
-    return foe(vectors, liars, rule, byzantine, rng, omega=omega, search=search, target="composition")
+    return foe(vectors, liars, rule, byzantine, rng, omega=omega, search=search, target="composition", report=report)

@@ -1,22 +1,18 @@
-"""Attacks by name: `"foe"`, `"alie(omega=1.5)"`, `"my_package.my_module:my_attack"`."""
+"""Look up attacks by name: `"foe"`, `"alie(omega=1.5)"`, `"my_package.my_module:my_attack"`."""
 
 from functools import partial
-from typing import Any
-
-from numpy.random import Generator
 
 from cyber0 import registry
 from cyber0.attacks.alie import alie, alie_nnm
 from cyber0.attacks.foe import foe, foe_nnm
 from cyber0.attacks.labels import lf
 from cyber0.attacks.mimic import mimic
-from cyber0.attacks.scene import Attack, Liars, Rule, namespace, rows_of
+from cyber0.attacks.scene import CONTEXT, Attack
 from cyber0.attacks.simple import noise, none, nonfinite, sf, zero
 from cyber0.attacks.spread import min_max, min_sum
 from cyber0.attacks.tma import tma
-from cyber0.errors import InvalidAttack
 
-__all__ = ["ATTACKS", "get_attack", "mount", "searches"]
+__all__ = ["ALIASES", "ATTACKS", "get_attack", "name_of", "searches"]
 
 ATTACKS: dict[str, Attack] = {
     "alie": alie,
@@ -34,47 +30,39 @@ ATTACKS: dict[str, Attack] = {
     "tma": tma,
     "zero": zero,
 }
+ALIASES = {"label_flip": "lf", "sign_flip": "sf"}
 
 
-def get_attack(name: str | Attack) -> Attack:
-    """The attack of a name, its options in parentheses; a callable of yours as `package.module:object`, or itself.
+def get_attack(name: str | Attack | type) -> Attack:
+    """Return the attack of a name, with its options in parentheses; yours as `package.module:object`, or as it is.
 
     >>> get_attack("foe(omega=2)").keywords
     {'omega': 2}
+    >>> get_attack("sign_flip") is sf
+    True
     >>> get_attack("foe(omegas=2)")
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown option of foe 'omegas': use one of omega, search, target (did you mean 'omega'?)
     """
-    return registry.resolve("attack", name, ATTACKS)
+    return registry.resolve("attack", name, ATTACKS, aliases=ALIASES, reserved=CONTEXT)
+
+
+def name_of(attack: str | Attack | type) -> str:
+    """Return the text by which an attack is found; of an instance or a local function, a text to print.
+
+    >>> name_of("sign_flip"), name_of(get_attack("foe(omega=2)"))
+    ('sf', 'foe(omega=2)')
+    """
+    return registry.name_of(get_attack(attack), ATTACKS)
 
 
 def searches(attack: Attack) -> bool:
-    """Whether an attack searches for its strength, as `alie` and `foe` do: it takes time, and draws nothing at random.
+    """Return whether an attack searches for its strength, as `alie` and `foe` do.
+
+    Such an attack takes time, draws nothing at random and keeps no state, so that one call can serve several runs.
 
     >>> searches(get_attack("foe(search='line')")), searches(get_attack("noise"))
     (True, False)
     """
-    return (attack.func if isinstance(attack, partial) else attack) in (alie, alie_nnm, foe, foe_nnm)
-
-
-def mount(attack: str | Attack, vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator) -> Any:
-    """A copy of the vectors `[..., n, k]` in which the liars' rows are their lies.
-
-    >>> import numpy as np
-    >>> from cyber0.aggregation import cwtm
-    >>> mount("sf", np.array([[1.0], [2.0], [4.0]]), [1], cwtm, 1, np.random.default_rng(0))
-    array([[ 1. ],
-           [-2.5],
-           [ 4. ]])
-    """
-    lying, _ = rows_of(vectors, liars)
-    lies = get_attack(attack)(vectors, liars, rule, byzantine, rng)
-    shape = (*vectors.shape[:-2], len(lying), vectors.shape[-1])
-    if tuple(lies.shape) != shape or lies.dtype != vectors.dtype:
-        raise InvalidAttack(
-            f"attack {registry.name_of(get_attack(attack), ATTACKS)!r} gave {tuple(lies.shape)} of {lies.dtype}: "
-            f"{len(lying)} liars send {shape} of {vectors.dtype}"
-        )
-    sent = namespace(vectors).asarray(vectors, copy=True)
-    sent[..., lying, :] = lies
-    return sent
+    function = attack.func if isinstance(attack, partial) else attack
+    return any(function is searching for searching in (alie, alie_nnm, foe, foe_nnm))

@@ -13,16 +13,34 @@ from operator import index
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, to_device
 
 from cyber0.errors import InvalidAttack
 
-__all__ = ["Attack", "Liars", "Rule", "Scene", "check_factor", "namespace", "observe", "rows", "rows_of"]
+__all__ = [
+    "CONTEXT",
+    "Attack",
+    "Liars",
+    "Report",
+    "Rule",
+    "Scene",
+    "check_factor",
+    "namespace",
+    "observe",
+    "on_host",
+    "rows",
+    "rows_of",
+    "unreported",
+]
 
 Attack = Callable[..., Any]
 """attack(vectors, liars, rule, byzantine, rng, **options) -> what the liars send."""
 Rule = Callable[..., Any]
 Liars = Iterable[int]
+Report = Callable[[str, Any], None]
+"""report(name, value): tell the history something about this round."""
+
+CONTEXT = ("model", "report", "round", "seed")  # keyword-only parameters that a run supplies
 
 ABOVE, DOWN = 2.0**400, 2.0**-600
 BELOW, UP = 2.0**-400, 2.0**600
@@ -164,3 +182,16 @@ def namespace(array: Any) -> Any:
     True
     """
     return np if isinstance(array, np.ndarray | np.generic) else array_namespace(array)
+
+
+def on_host(array: Any) -> Any:
+    """Return an array of any library and device as a NumPy array.
+
+    >>> on_host(np.ones(1))
+    array([1.])
+    """
+    return array if namespace(array) is np else np.asarray(to_device(array, "cpu"))
+
+
+def unreported(name: str, value: Any) -> None:
+    """Report nothing: the default `report` of attacks that are called outside a run."""

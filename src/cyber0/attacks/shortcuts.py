@@ -12,27 +12,14 @@ Shapes: h honest vectors and L lies of k scalars, of which b are dropped at each
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-from array_api_compat import to_device
 
-from cyber0.aggregation import cwtm
-from cyber0.attacks.scene import Rule, Scene, namespace
+from cyber0.aggregation import Composition, cwtm
+from cyber0.attacks.scene import Rule, Scene, namespace, on_host
 
-__all__ = ["in_few_dimensions", "is_cwtm", "is_isometric", "trimmed_with_equal_lies"]
-
-
-def is_isometric(rule: Rule) -> bool:
-    """Whether a rule, with its pre-aggregations, says that it commutes with rotations and translations.
-
-    >>> from cyber0.aggregation import get_rule
-    >>> is_isometric(get_rule("nnm+krum")), is_isometric(get_rule("nnm+cwtm"))
-    (True, False)
-    """
-    steps = (*getattr(rule, "pre", ()), getattr(rule, "rule", rule))
-    return all(getattr(step.func if isinstance(step, partial) else step, "isometric", False) for step in steps)
+__all__ = ["in_few_dimensions", "is_cwtm", "trimmed_with_equal_lies"]
 
 
 def in_few_dimensions(scene: Scene, direction: Any) -> tuple[Scene, Any]:
@@ -48,10 +35,10 @@ def in_few_dimensions(scene: Scene, direction: Any) -> tuple[Scene, Any]:
     xp = namespace(scene.honest)
     centred = xp.concat([scene.honest - scene.mean[..., None, :], direction[..., None, :]], axis=-2)
     squares = xp.matmul(centred, xp.matrix_transpose(centred))
-    values, vectors = np.linalg.eigh(_host(squares))
+    values, vectors = np.linalg.eigh(on_host(squares))
     coordinates = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
     honest = coordinates[..., :-1, :]
-    lying: Any = _host(scene.liars)
+    lying: Any = on_host(scene.liars)
     others = [row for row in range(honest.shape[-2] + len(lying)) if row not in lying]
     rows = np.zeros((*honest.shape[:-2], len(others) + len(lying), honest.shape[-1]))
     rows[..., others, :] = honest
@@ -83,14 +70,10 @@ def trimmed_with_equal_lies(scene: Scene, byzantine: int) -> Callable[[Any], Any
 
 
 def is_cwtm(rule: Rule) -> bool:
-    """Whether a rule is the trimmed mean and nothing else.
+    """Return whether a rule is the trimmed mean without pre-aggregations.
 
     >>> from cyber0.aggregation import get_rule
     >>> is_cwtm(get_rule("cwtm")), is_cwtm(get_rule("nnm+cwtm"))
     (True, False)
     """
-    return rule is cwtm or (getattr(rule, "pre", None) == () and getattr(rule, "rule", None) is cwtm)
-
-
-def _host(array: Any) -> Any:
-    return array if namespace(array) is np else np.asarray(to_device(array, "cpu"))
+    return rule is cwtm or (isinstance(rule, Composition) and not rule.pre and rule.rule is cwtm)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from cyber0.attacks.scene import Rule, Scene, check_factor, namespace
+from cyber0.aggregation import Composition, compose, is_isometric
+from cyber0.attacks.scene import Report, Rule, Scene, check_factor, namespace, unreported
 from cyber0.attacks.search import DEFAULT, SEARCHES
-from cyber0.attacks.shortcuts import in_few_dimensions, is_cwtm, is_isometric, trimmed_with_equal_lies
+from cyber0.attacks.shortcuts import in_few_dimensions, is_cwtm, trimmed_with_equal_lies
 from cyber0.errors import InvalidAttack
 
 __all__ = ["TARGETS", "distance_of", "pushed", "unit_of"]
@@ -26,8 +27,11 @@ def pushed(
     omega: float | None,
     search: str | None,
     target: str,
+    report: Report = unreported,
 ) -> Any:
-    """What the liars send: mean + omega direction, with the omega given or the one a search finds.
+    """Return what the liars send: mean + omega direction, with the omega given or the one that a search finds.
+
+    The omega used is reported, `[...]`: one for each scene of the batch.
 
     >>> import numpy as np
     >>> from cyber0.aggregation import cwtm
@@ -35,11 +39,18 @@ def pushed(
     >>> pushed(observe(np.array([[1.0], [3.0], [0.0]]), [2]), np.array([1.0]), cwtm, 1, 5.0, None, "rule")
     array([[7.]])
     """
-    aim = _aim(rule, target)
+    if target not in TARGETS:
+        raise InvalidAttack(f"target = {target!r}: attack the 'rule' alone, or the whole 'composition'")
+    attacked = compose(rule.rule) if target == "rule" and isinstance(rule, Composition) else rule
     _check(omega, search)
     if len(scene.liars) == 0:
         return scene.sent(scene.mean[..., None, :])
-    found = _searched(scene, direction, aim, byzantine, search) if omega is None else float(omega)
+    if omega is None:
+        found = _searched(scene, direction, attacked, byzantine, search)
+        report("omega", found[..., 0])
+    else:
+        found, xp = float(omega), namespace(scene.mean)
+        report("omega", xp.full(scene.mean.shape[:-1], found, dtype=xp.float64, device=scene.mean.device))
     return scene.sent((scene.mean + found * direction)[..., None, :])
 
 
@@ -101,12 +112,6 @@ def unit_of(scene: Scene, direction: Any) -> Any:
 def _length(vectors: Any) -> Any:
     xp = namespace(vectors)
     return xp.sqrt(xp.sum(vectors * vectors, axis=-1))
-
-
-def _aim(rule: Rule, target: str) -> Rule:
-    if target not in TARGETS:
-        raise InvalidAttack(f"target = {target!r}: aim at the 'rule' alone, or at the whole 'composition'")
-    return rule if target == "composition" else getattr(rule, "rule", rule)
 
 
 def _check(omega: float | None, search: str | None) -> None:

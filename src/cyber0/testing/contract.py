@@ -1,21 +1,25 @@
-"""The laws a rule keeps."""
+"""The laws that every rule keeps, as a test."""
 
 import math
+import pickle
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cyber0.aggregation import Composition, Rule, RuleWithMemory, after, aggregate, begin, compose
 from cyber0.testing.robustness import measured_kappa
 
 __all__ = ["check_rule", "inputs"]
 
-Rule = Callable[..., Any]
 Floats = NDArray[np.floating[Any]]
+
+COMMITS = [0.5, -2.0, 0.0], [1e3, 1e-3, -1.0]  # that a rule with memory is tested after
 
 
 def check_rule(
@@ -27,13 +31,21 @@ def check_rule(
     robust: bool = True,
     kappa: float | None = None,
 ) -> float | None:
-    """Raise AssertionError, saying which law fails on which input, unless the rule keeps its contract; give its kappa.
+    """Test a rule, and return its measured kappa; raise AssertionError that names the law and the input that fail.
 
-    - total: finite for finite input, without a warning, in the shape and type of the input, which is not modified;
-    - the same bits every time, and in any order of the vectors the same answer: to rounding, or to the bit for a
-      `choice`, which moreover is one of the vectors;
-    - of a batch, what it gives of each; of a torch tensor, what it gives of the NumPy array, to rounding;
-    - `robust`: a finite `measured_kappa`, which is returned, at most `kappa` if that is given.
+    The laws:
+
+    - total: finite input gives a finite result, of the shape and type of the input, without a warning;
+    - unmodified: the input stays as it is;
+    - repeatable: the same input gives the same bits;
+    - unordered: the order of the vectors does not matter beyond rounding; for a rule that chooses one of the vectors
+      (`choice`), it does not matter at all;
+    - libraries: a torch tensor gives what the NumPy array gives, to rounding;
+    - batch: a batch gives what each of its elements gives, to rounding;
+    - memory: of a rule with memory, `begin` and `after` give the same every time and modify nothing, and the laws
+      above hold before and after commits;
+    - robust: `measured_kappa` is finite, and at most `kappa` if that is given. `robust=False` leaves this out; so do
+      rules with memory, whose result depends on earlier rounds too.
 
     >>> from cyber0.aggregation import krum, mean
     >>> round(check_rule(krum, choice=True), 1)
@@ -42,16 +54,20 @@ def check_rule(
     Traceback (most recent call last):
     AssertionError: mean is not robust: its kappa is not finite
     """
-    name = getattr(rule, "name", getattr(rule, "__name__", repr(rule)))
-    for dtype in (np.float64, np.float32):
-        cases = inputs(n, 3, byzantine, dtype)
-        for case, vectors in cases.items():
-            for law in (_total, _unmodified, _repeatable, _chosen if choice else _unordered, _libraries):
-                with _explained(f"{name}, {law.__name__[1:]}, on {case} ({np.dtype(dtype)})"):
-                    law(rule, vectors.copy(), byzantine)
-        with _explained(f"{name}, batch ({np.dtype(dtype)})"):
-            _batch(rule, np.stack(list(cases.values())), byzantine)
-    if not robust:
+    name = rule.name if isinstance(rule, Composition) else getattr(rule, "__name__", type(rule).__name__)
+    laws = (_total, _unmodified, _repeatable, _chosen if choice else _unordered, _libraries)
+    remembers = isinstance(compose(rule).rule, RuleWithMemory)
+    subjects = _subjects(name, rule, byzantine) if remembers else {"": _Subject(rule, byzantine)}
+    for when, subject in subjects.items():
+        for dtype in (np.float64, np.float32):
+            cases = inputs(n, 3, byzantine, dtype)
+            for case, vectors in cases.items():
+                for law in laws:
+                    with _explained(f"{name}, {law.__name__[1:]}, on {case}{when} ({np.dtype(dtype)})"):
+                        law(subject, vectors.copy())
+            with _explained(f"{name}, batch{when} ({np.dtype(dtype)})"):
+                _batch(subject, np.stack(list(cases.values())))
+    if not robust or remembers:
         return None
     measured = measured_kappa(rule, n, byzantine)
     if not math.isfinite(measured):
@@ -62,7 +78,7 @@ def check_rule(
 
 
 def inputs(n: int, k: int, byzantine: int, dtype: Any = np.float64) -> dict[str, Floats]:
-    """Vectors `[n, k]` that are hard on a rule, by name.
+    """Return vectors `[n, k]` that are difficult for a rule, by name.
 
     >>> list(inputs(5, 2, 1))[:4]
     ['normal', 'far from zero', 'ties', 'all equal']
@@ -89,58 +105,102 @@ def inputs(n: int, k: int, byzantine: int, dtype: Any = np.float64) -> dict[str,
     return {name: np.asarray(case, dtype=dtype) for name, case in cases.items()}
 
 
-def _total(rule: Rule, vectors: Floats, byzantine: int) -> None:
-    result = rule(vectors, byzantine)
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A rule under test, with a fixed memory if it has one; `size` is how large the values that it remembers are."""
+
+    rule: Rule
+    byzantine: int
+    size: float = 0.0
+
+    def __call__(self, vectors: Any) -> Any:
+        return self.rule(vectors, self.byzantine)
+
+
+def _subjects(name: str, rule: Rule, byzantine: int) -> dict[str, _Subject]:
+    """Return the rule before and after each of some commits; check its memory on the way."""
+    memory = begin(rule)
+    subjects = {" before the first commit": _Subject(_remembering(rule, memory), byzantine)}
+    with _explained(f"{name}, memory"):
+        _require(_bits(memory) == _bits(begin(rule)), "begin() gives different memories")
+        for number, commit in enumerate(COMMITS):
+            before, scalars = _bits(memory), np.array([commit], dtype=np.float32)
+            following = after(rule, memory, scalars)
+            _require(_bits(following) == _bits(after(rule, memory, scalars)), "after() gives different memories")
+            _require(_bits(memory) == before, "after() modified the memory")
+            memory = following
+            subjects[f" after commit {number}"] = _Subject(_remembering(rule, memory), byzantine, max(map(abs, commit)))
+    return subjects
+
+
+def _remembering(rule: Rule, memory: Any) -> Rule:
+    """Return a function of vectors `[..., n, k]`, each of them the only row of its round."""
+
+    def plain(vectors: Any, byzantine: int) -> Any:
+        before = _bits(memory)
+        result = aggregate(rule, vectors[..., None, :, :], byzantine, memory)[..., 0, :]
+        _require(_bits(memory) == before, "the memory was modified")
+        return result
+
+    return plain
+
+
+def _bits(memory: Any) -> bytes:
+    return pickle.dumps(memory)
+
+
+def _total(rule: _Subject, vectors: Floats) -> None:
+    result = rule(vectors)
     _require(result.shape == vectors.shape[1:], f"shape {result.shape}, not {vectors.shape[1:]}")
     _require(result.dtype == vectors.dtype, f"type {result.dtype}")
     _require(bool(np.isfinite(result).all()), f"{result} is not finite")
 
 
-def _unmodified(rule: Rule, vectors: Floats, byzantine: int) -> None:
+def _unmodified(rule: _Subject, vectors: Floats) -> None:
     before = vectors.tobytes()
-    rule(vectors, byzantine)
+    rule(vectors)
     _require(vectors.tobytes() == before, "the input was modified")
 
 
-def _repeatable(rule: Rule, vectors: Floats, byzantine: int) -> None:
-    first, second = rule(vectors, byzantine), rule(vectors.copy(), byzantine)
+def _repeatable(rule: _Subject, vectors: Floats) -> None:
+    first, second = rule(vectors), rule(vectors.copy())
     _require(first.tobytes() == second.tobytes(), "two calls differ")
 
 
-def _unordered(rule: Rule, vectors: Floats, byzantine: int) -> None:
+def _unordered(rule: _Subject, vectors: Floats) -> None:
     for order in _orders(len(vectors)):
-        _same(rule(vectors, byzantine), rule(vectors[order], byzantine), vectors, "another order of the vectors")
+        _same(rule(vectors), rule(vectors[order]), vectors, rule.size, "another order of the vectors")
 
 
-def _chosen(rule: Rule, vectors: Floats, byzantine: int) -> None:
-    choice = rule(vectors, byzantine)
+def _chosen(rule: _Subject, vectors: Floats) -> None:
+    choice = rule(vectors)
     _require(bool((vectors == choice).all(axis=-1).any()), f"{choice} is none of the vectors")
     for order in _orders(len(vectors)):
-        _require(choice.tobytes() == rule(vectors[order], byzantine).tobytes(), "another order, another choice")
+        _require(choice.tobytes() == rule(vectors[order]).tobytes(), "another order, another choice")
 
 
-def _libraries(rule: Rule, vectors: Floats, byzantine: int) -> None:
+def _libraries(rule: _Subject, vectors: Floats) -> None:
     if find_spec("torch") is not None:
         import torch
 
-        result = rule(torch.tensor(vectors), byzantine)
-        _require(isinstance(result, torch.Tensor), f"a {type(result).__name__} came of a tensor")
-        _same(rule(vectors, byzantine), result.numpy(), vectors, "torch")
+        result = rule(torch.tensor(vectors))
+        _require(isinstance(result, torch.Tensor), f"a tensor gave a {type(result).__name__}")
+        _same(rule(vectors), result.numpy(), vectors, rule.size, "torch")
 
 
-def _batch(rule: Rule, vectors: Floats, byzantine: int) -> None:
-    for together in (rule(vectors, byzantine), rule(vectors[:, None], byzantine)[:, 0]):
+def _batch(rule: _Subject, vectors: Floats) -> None:
+    for together in (rule(vectors), rule(vectors[:, None])[:, 0]):
         for one, result in zip(vectors, together, strict=True):
-            _same(rule(one, byzantine), result, one, "in a batch")
+            _same(rule(one), result, one, rule.size, "in a batch")
 
 
 def _orders(n: int) -> list[NDArray[np.int64]]:
     return [np.arange(n)[::-1], *(np.random.default_rng(seed).permutation(n) for seed in range(3))]
 
 
-def _same(one: Floats, other: Floats, vectors: Floats, what: str) -> None:
-    """Equal up to the rounding of sums of such vectors; halves, since differences of the largest floats overflow."""
-    allowed = 1e3 * float(np.finfo(vectors.dtype).eps) * np.abs(vectors / 2).max(axis=0)
+def _same(one: Floats, other: Floats, vectors: Floats, size: float, what: str) -> None:
+    """Require equality up to the rounding of sums of such vectors; halves, since large differences overflow."""
+    allowed = 1e3 * float(np.finfo(vectors.dtype).eps) * np.maximum(np.abs(vectors / 2).max(axis=0), size)
     _require(bool((np.abs(one / 2 - other / 2) <= allowed).all()), f"{what}: {other}, not {one}")
 
 
@@ -151,7 +211,7 @@ def _require(condition: bool, message: str) -> None:
 
 @contextmanager
 def _explained(what: str) -> Generator[None]:
-    """Warnings are errors, and every error says what was being tested."""
+    """Turn warnings into errors, and every error into an AssertionError that says what was tested."""
     try:
         with warnings.catch_warnings(action="error"):
             yield

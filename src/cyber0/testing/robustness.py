@@ -1,15 +1,15 @@
 """How robust a rule is, measured: Definition 2 of the CyBeR-0 paper, over all honest subsets of few vectors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WorstCase", "measured_kappa", "worst_case"]
+from cyber0.aggregation import Rule
 
-Rule = Callable[..., Any]
+__all__ = ["WorstCase", "measured_kappa", "worst_case"]
 
 
 class WorstCase(NamedTuple):
