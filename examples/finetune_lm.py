@@ -37,11 +37,13 @@ config = RunConfig(
 simulation = Simulation(config, task)
 record = Record(simulation)
 print(f"{simulation.parameters.size:,} weights, {task.dataset}")
-print("round 0: {:.1%}, loss {:.4f}".format(*simulation.evaluate()))
+found = simulation.evaluate()
+print(f"round 0: {found.accuracy:.1%}, loss {found.loss:.4f}")
 for played in simulation.play():
     record.add(played)
     if simulation.rounds % max(1, config.rounds // 10) == 0:
-        print("round {:,}: {:.1%}, loss {:.4f}".format(simulation.rounds, *simulation.evaluate()))
+        found = simulation.evaluate()
+        print(f"round {simulation.rounds:,}: {found.accuracy:.1%}, loss {found.loss:.4f}")
 print(f"each client has sent {4 * config.plan.scalars * config.rounds:,} bytes, and received as many")
 
 size = export.write(given.out, record.history())

@@ -20,6 +20,7 @@
     │   ├── InvalidSigner                a file that holds no key or certificate to sign or check with
     │   ├── InvalidModel                 a language model that cannot be had, or not be used for a task
     │   ├── InvalidName                  a name that is not written as one
+    │   ├── InvalidUserCode              code of a user that raises, or returns what cannot be used
     │   ├── RejectedMessage              bytes from the network that are no message of this protocol
     │   └── UnknownName                  a name that is not in the list it is looked up in
     ├── NonFiniteLoss (ArithmeticError)  a loss came out NaN or infinite
@@ -64,6 +65,7 @@ __all__ = [
     "InvalidParameters",
     "InvalidSigner",
     "InvalidSize",
+    "InvalidUserCode",
     "KeyOutOfRange",
     "MissingExtra",
     "NonFiniteLoss",
@@ -159,6 +161,13 @@ class InvalidModel(InputError):
 
 class InvalidName(InputError):
     """A name of a rule, an attack, a partition or a task that is not written as one."""
+
+
+class InvalidUserCode(InputError):
+    """A user's model, loss, metric, data set, partition or task that raises, or returns what cannot be used.
+
+    The message names it by module and name; what it raised is the cause.
+    """
 
 
 class RejectedMessage(InputError):

@@ -100,10 +100,10 @@ def test_looking_between_rounds_changes_nothing(folder, tasks, precision):
     quiet, watched = (Simulation(config, tasks["roberta"]) for _ in range(2))
     watched.evaluate()
     for _ in watched.play():
-        accuracy, loss = watched.evaluate()
+        found = watched.evaluate()
         watched.parameters.fingerprint()
-        assert 0 <= accuracy <= 1
-        assert np.isfinite(loss)
+        assert 0 <= found.accuracy <= 1
+        assert np.isfinite(found.loss)
     for _ in quiet.play():
         pass
     assert quiet.parameters.fingerprint() == watched.parameters.fingerprint()

@@ -102,7 +102,7 @@ def test_a_liar_of_any_kind_costs_only_itself(task, lie):
     assert ledger.head.rounds == 40
     simulation = Simulation(config)
     list(simulation.play())
-    accuracy, _ = simulation.evaluate()
+    accuracy = simulation.evaluate().accuracy
     assert abs(done["client-0"].evaluation.accuracy - accuracy) < 0.15
     told = {ballot.verdict for decision in ledger.decisions() for ballot in decision.ballots[:4]}
     assert told <= {"counted", "late"}

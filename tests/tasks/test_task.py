@@ -12,8 +12,9 @@ from cyber0.estimate import estimate
 from cyber0.parameters import Parameters
 from cyber0.tasks import NAMES, mnist
 from cyber0.tasks.dataset import Dataset
+from cyber0.tasks.evaluation import evaluate
 from cyber0.tasks.models import cnn, mlp
-from cyber0.tasks.task import TASKS, Task, cross_entropy, evaluate, get_task
+from cyber0.tasks.task import TASKS, Task, cross_entropy, get_task
 
 SIZES = {"mnist": 7850, "mnist-mlp": 50890, "mnist-cnn": 11274}
 
@@ -78,17 +79,18 @@ def test_gradient_descent_learns(task, digits):
         optimizer.zero_grad()
         task.losses(model, (inputs[rows], labels[rows])).mean().backward()
         optimizer.step()
-    accuracy, loss = evaluate(model, digits)
-    assert accuracy > 0.8
-    assert loss < 0.7
+    found = evaluate(task, model)
+    assert found.accuracy > 0.8
+    assert found.loss < 0.7
 
 
 def test_evaluation_does_not_depend_on_the_size_of_its_batches(digits):
-    model = get_task("mnist-mlp(hidden=8)")(None, "embedded").build(3)
-    whole, parts = evaluate(model, digits), evaluate(model, digits, "cpu", size=77)
-    assert whole == pytest.approx(parts, rel=1e-6)
+    task = get_task("mnist-mlp(hidden=8)")(None, "embedded")
+    model = task.build(3)
+    whole, parts = evaluate(task, model), evaluate(task, model, device="cpu", size=77)
+    assert (whole.accuracy, whole.loss) == pytest.approx((parts.accuracy, parts.loss), rel=1e-6)
     pair = torch.as_tensor(digits.test_inputs), torch.as_tensor(digits.test_labels)
-    assert evaluate(model, pair) == whole
+    assert evaluate(task, model, pair) == whole
 
 
 def my_task(_directory, source, *, classes=2):
@@ -99,7 +101,7 @@ def my_task(_directory, source, *, classes=2):
 def test_a_task_of_ones_own():
     task = get_task(my_task)(None, "my data")
     assert task.dataset.source == "my data"
-    assert evaluate(task.build(0), task.dataset)[1] > 0
+    assert evaluate(task, task.build(0)).loss > 0
 
 
 def test_data_needs_no_torch():

@@ -18,7 +18,8 @@ from cyber0.errors import InvalidConfig, InvalidModel, MissingExtra, UnknownName
 from cyber0.estimate import estimate
 from cyber0.parameters import Parameters
 from cyber0.simulation.run import run
-from cyber0.tasks.task import evaluate, make
+from cyber0.tasks.evaluation import evaluate
+from cyber0.tasks.task import make
 from cyber0.tasks.text import checkpoint, memory, tiny
 from cyber0.tasks.text.classifier import Classifier
 from cyber0.tasks.text.export import export, load_weights
@@ -362,7 +363,7 @@ def test_two_forward_passes_measure_the_derivative(folder, kind):
 def test_clients_learn_though_one_lies(folder):
     keys = {"mu": 0.0, "directions": 256, "rounds": 12, "lr": 0.3, "partition": "iid", "attack": "sf"}
     task = task_of(folder, "encoder")
-    _, loss = evaluate(task.build(0), task.dataset)
+    loss = evaluate(task, task.build(0)).loss
     summary = run(config_of(folder, "encoder", ", adapter='lora(rank=2)'", **keys))
     assert summary["final_loss"] < loss - 0.01
 

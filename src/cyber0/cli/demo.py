@@ -41,7 +41,7 @@ def demo(
             for played in last.play():
                 aggregates.append(played.aggregate)
                 progress.update(place * rounds + played.number + 1, note=name)
-            accuracy[name] = last.evaluate()[0]
+            accuracy[name] = last.evaluate().accuracy or 0.0
             table.add_row(name, rule, f"{accuracy[name]:.1%}", f"{rounds * last.config.plan.scalars * 4 / 1e3:,.1f} kB")
     console.print(table)
     console.print(_in_words(clients, accuracy))

@@ -21,7 +21,8 @@ from cyber0.protocol.records import from_wire, to_wire
 from cyber0.replay.weights import Weights
 from cyber0.tasks import devices, partition
 from cyber0.tasks.batches import positions
-from cyber0.tasks.task import Task, evaluate
+from cyber0.tasks.evaluation import evaluate
+from cyber0.tasks.task import Task, build_model
 from cyber0.tasks.task import make as make_task
 from cyber0.tasks.text import memory
 
@@ -42,7 +43,7 @@ class LocalModel:
         self.config = config
         self.task = task or load_task(config)
         self.device = devices.get_device(device)
-        self._module = prepared(self.task.build(config.seed), config.precision, config.mu).eval()
+        self._module = prepared(build_model(self.task, config.seed), config.precision, config.mu)
         memory.check_run(self._module, config.model_copy(update={"clients": 1, "engine": "sequential"}), self.device)
         self._module.to(self.device)
         self.parameters = Parameters.of(self._module)
@@ -94,8 +95,10 @@ class LocalModel:
         """Accuracy and mean loss on the task's test samples, and how many they are."""
         self.parameters.settle()
         model = called(self._measure, self.parameters, self.task.losses)
-        accuracy, loss = evaluate(model, self.task.dataset, self.device, losses=self.task.losses)
-        return accuracy, loss, len(self.task.dataset.test_labels)
+        found = evaluate(self.task, model, device=self.device)
+        if found.accuracy is None:
+            raise InvalidConfig(f"evaluate: the task {self.task.name!r} has no classes, so no accuracy to report")
+        return found.accuracy, found.loss, found.samples
 
     def weights(self) -> Weights:
         """A copy of the weights."""
@@ -123,7 +126,7 @@ class _Batches:
         if place >= config.clients:
             raise InvalidConfig(f"index = {place}: the data are dealt to {config.clients} clients, from 0 on")
         options: dict[str, Any] = {} if config.alpha is None else {"alpha": config.alpha}
-        held = partition.split(config.partition, labels, config.clients, config.seed, **options)[place]
+        held = partition.shares_of(task.dataset, config.partition, config.clients, config.seed, **options)[place]
         self.inputs = torch.as_tensor(task.dataset.train_inputs[held]).to(device)
         self.labels = torch.as_tensor(labels[held]).to(device)
         self._first, self._drawn = -1, np.empty(0, dtype=np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cyber0.errors import InvalidAttack
 from cyber0.layerwise.batching import upload
 from cyber0.tasks.batches import participants, positions
 from cyber0.tasks.dataset import Dataset
@@ -50,6 +51,8 @@ class Population:
         labels = self.dataset.train_labels.copy()
         if self.corrupt_labels is not None and self.byzantine:
             held = np.concatenate(self.shares[-self.byzantine :])
+            if self.dataset.classes is None:
+                raise InvalidAttack("labels of this task are no classes: an attack on labels needs a classification")
             labels[held] = self.corrupt_labels(labels[held], self.dataset.classes)
         self.inputs, *self.test = on_device(self.dataset, self.device)
         self.labels = torch.as_tensor(labels).to(self.device)

@@ -153,13 +153,14 @@ def _aggregate(simulation: Simulation, played: Round) -> Any:
 
 def _line(simulation: Simulation, seconds: float, votes: int, skipped: int) -> Line:
     """An evaluation: what has been reached, and what it has cost each client so far. A loss beyond numbers is None."""
-    accuracy, loss = simulation.evaluate()
+    found = simulation.evaluate()
     scalars = simulation.learner.rows * simulation.learner.width
     up, down = votes * scalars / simulation.config.clients, float((simulation.rounds - skipped) * scalars)
     return {
         "round": simulation.rounds,
-        "accuracy": accuracy,
-        "loss": loss if math.isfinite(loss) else None,
+        "accuracy": found.accuracy,
+        "loss": found.loss if math.isfinite(found.loss) else None,
+        **({"metrics": dict(found.metrics)} if found.metrics else {}),
         "scalars_up_per_client": up,
         "scalars_down_per_client": down,
         "bytes_up_per_client": 4 * up,
@@ -174,7 +175,7 @@ def _line(simulation: Simulation, seconds: float, votes: int, skipped: int) -> L
 def _summary(simulation: Simulation, lines: list[Line]) -> Line:
     last = lines[-1]
     return {
-        "max_accuracy": max(line["accuracy"] for line in lines),
+        "max_accuracy": max((line["accuracy"] for line in lines if line["accuracy"] is not None), default=None),
         "final_accuracy": last["accuracy"],
         "final_loss": last["loss"],
         **{key: last[key] for key in last if key.endswith("_per_client")},

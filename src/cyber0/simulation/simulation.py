@@ -1,7 +1,6 @@
 """The round loop: one round reads like the paper's Algorithm 1."""
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from cyber0 import aggregation, attacks
 from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
-from cyber0.errors import Cyber0Error, InvalidCommit, InvalidConfig
+from cyber0.errors import InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
 from cyber0.layerwise.measure import LayerwiseEstimate, called, measure_of, prepared
 from cyber0.parameters import Parameters
@@ -21,7 +20,8 @@ from cyber0.protocol.decide import as_scalars, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population, participants
 from cyber0.tasks import devices, partition
-from cyber0.tasks.task import Task, evaluate
+from cyber0.tasks.evaluation import Evaluation, evaluate
+from cyber0.tasks.task import Task, build_model
 from cyber0.tasks.task import make as make_task
 from cyber0.tasks.text import memory
 
@@ -51,8 +51,7 @@ class Simulation:
     >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
     >>> [round.admitted for round in simulation.play()]
     [5, 5]
-    >>> accuracy, loss = simulation.evaluate()
-    >>> 0 <= accuracy <= 1
+    >>> 0 <= simulation.evaluate().accuracy <= 1
     True
     """
 
@@ -62,15 +61,13 @@ class Simulation:
         self.attack = attacks.get_attack(config.attack)
         self.quorum = quorum(self.rule, config.byzantine, config.invited)
         self.device = devices.get_device(config.device)
-        with _named("task", config.task):
-            folder = None if config.data is None else Path(config.data)
-            self.task = task or make_task(config.task, folder, config.source, config.model)
-            module = prepared(self.task.build(config.seed), config.precision, config.mu).eval()
+        folder = None if config.data is None else Path(config.data)
+        self.task = task or make_task(config.task, folder, config.source, config.model)
+        module = prepared(build_model(self.task, config.seed), config.precision, config.mu)
         memory.check_run(module, config, self.device)
         module = module.to(self.device)
         self.parameters = Parameters.of(module)
-        with _named("partition", config.partition):
-            self.population = self._populate()
+        self.population = self._populate()
         measure = measure_of(module, config.precision)
         self.world = World(self.parameters, self.population, config.plan, measure)
         self.learner = learner_of(config, self.world)(self.task, [self.world])
@@ -142,17 +139,17 @@ class Simulation:
                 self.learner.advance(self.world, t, aggregate)
         self.rounds += len(aggregates)
 
-    def evaluate(self) -> tuple[float, float]:
-        """Accuracy and mean loss of the global model on the test samples."""
+    def evaluate(self) -> Evaluation:
+        """Evaluate the global model on the test samples."""
         self.parameters.settle()
         model = called(self.world.measure, self.parameters, self.task.losses)
         inputs, labels = self.population.test
-        return evaluate(model, (inputs, labels), self.device, losses=self.task.losses)
+        return evaluate(self.task, model, (inputs, labels), self.device)
 
     def _populate(self) -> Population:
         config, dataset = self.config, self.task.dataset
         options: dict[str, Any] = {} if config.alpha is None else {"alpha": config.alpha}
-        shares = partition.split(config.partition, dataset.train_labels, config.clients, config.seed, **options)
+        shares = partition.shares_of(dataset, config.partition, config.clients, config.seed, **options)
         corrupt = getattr(self.attack, "corrupt_labels", None)
         sizes = config.batch, config.local_epochs, config.seed
         return Population(dataset, shares, config.byzantine, *sizes, self.device, corrupt)
@@ -189,14 +186,3 @@ def admissible(votes: Any) -> NDArray[np.bool_]:
     xp = namespace(votes)
     axes = tuple(axis for axis in range(votes.ndim) if axis != votes.ndim - 2)
     return on_host(xp.all(xp.isfinite(votes), axis=axes))
-
-
-@contextmanager
-def _named(field: str, value: str) -> Generator[None]:
-    """Turn what a callable raises at its options into an error that names it."""
-    try:
-        yield
-    except Cyber0Error:
-        raise
-    except (TypeError, ValueError, ArithmeticError, RuntimeError, IndexError) as error:
-        raise InvalidConfig(f"{field} = {value!r} cannot be used: {type(error).__name__}: {error}") from error

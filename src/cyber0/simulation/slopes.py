@@ -92,15 +92,24 @@ def _any_model(
 ) -> Tensor:
     """The same for any model, by vmap over models: losses at w + offset + step z, less those at w + offset - step z."""
     both = torch.cat([weights[:, None] + step * z, weights[:, None] - step * z], dim=1)
-    along = vmap(_losses_of(task, parameters), in_dims=(0, None, None))
-    (runs, n, size), count = y.shape, z.shape[1]
+    (runs, n, size), count = y.shape[:3], z.shape[1]
+    # torch's elementwise losses fail under two vmaps unless their targets are batched as their outputs are
+    pointwise = y.is_floating_point()
+    along = vmap(_losses_of(task, parameters), in_dims=(0, None, 0 if pointwise else None))
     with torch.no_grad():
         if offsets is None:
-            result = vmap(along)(both, x.flatten(1, 2), y.flatten(1, 2)).view(runs, 2, count, n, size).movedim(2, 4)
+            targets = _repeated(y.flatten(1, 2), 1, 2 * count) if pointwise else y.flatten(1, 2)
+            result = vmap(along)(both, x.flatten(1, 2), targets).view(runs, 2, count, n, size).movedim(2, 4)
         else:
+            targets = _repeated(y, 2, 2 * count) if pointwise else y
             local = both[:, None] + offsets[:, :, None]
-            result = vmap(vmap(along))(local, x, y).view(runs, n, 2, count, size).permute(0, 2, 1, 4, 3)
+            result = vmap(vmap(along))(local, x, targets).view(runs, n, 2, count, size).permute(0, 2, 1, 4, 3)
     return result[:, 0] - result[:, 1]
+
+
+def _repeated(values: Tensor, axis: int, count: int) -> Tensor:
+    """Return a view with a new axis along which the values are the same."""
+    return values.unsqueeze(axis).expand(*values.shape[:axis], count, *values.shape[axis:])
 
 
 def derivatives(

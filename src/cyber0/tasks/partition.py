@@ -15,9 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from cyber0 import registry
 from cyber0.errors import InvalidData, UnknownName
+from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.dirichlet import by_client, by_label, deal, fill_empty
+from cyber0.user_code import calling
 
-__all__ = ["PARTITIONS", "Partition", "count", "dirichlet", "get_partition", "iid", "shards", "split"]
+__all__ = ["PARTITIONS", "Partition", "count", "dirichlet", "get_partition", "iid", "shards", "shares_of", "split"]
 
 Indices = NDArray[np.int64]
 Partition = Callable[..., list[Indices]]
@@ -53,8 +55,8 @@ def dirichlet(labels: ArrayLike, clients: int, seed: int, *, alpha: float = 0.1,
     [[250, 0], [46, 204], [156, 94], [48, 202]]
     """
     known, generator = _enter(labels, clients, seed)
-    if not 0 < alpha < np.inf:
-        raise InvalidData(f"alpha = {alpha}: the concentration of a Dirichlet distribution is greater than 0")
+    if not isinstance(alpha, int | float) or not 0 < alpha < np.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidData(f"alpha = {alpha!r}: the concentration of a Dirichlet distribution is greater than 0")
     if per not in ("label", "client"):
         raise UnknownName("kind of Dirichlet partition (per)", per, ["label", "client"])
     classes, samples = np.unique(known, return_counts=True)
@@ -71,6 +73,8 @@ def shards(labels: ArrayLike, clients: int, seed: int, *, per_client: int = 2) -
     [[0, 50, 50, 0], [50, 0, 0, 50]]
     """
     known, generator = _enter(labels, clients, seed)
+    if not isinstance(per_client, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidData(f"per_client = {per_client!r}: the number of shards for each client is an integer")
     pieces = clients * per_client
     if per_client < 1 or pieces > len(known):
         raise InvalidData(
@@ -113,9 +117,28 @@ different
     """
     found = get_partition(how)
     registry.check_options(options, found, "the partition")
-    parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found(labels, clients, seed, **options)]
+    with calling("partition", found):
+        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found(labels, clients, seed, **options)]
     _check_parts(parts, len(np.asarray(labels)), clients)
     return parts
+
+
+def shares_of(dataset: Dataset, how: str | Partition, clients: int, seed: int, **options: Any) -> list[Indices]:
+    """Return the training samples of each client: those the data set says are its own, else by a partition.
+
+    >>> x, y = np.zeros((3, 2)), [0, 1, 1]
+    >>> own = Dataset(x, y, x, y, classes=2, source="mine", shares=([0, 2], [1]))
+    >>> [share.tolist() for share in shares_of(own, "iid", clients=2, seed=0)]
+    [[0, 2], [1]]
+    """
+    if dataset.shares is None:
+        return split(how, dataset.strata, clients, seed, **options)
+    if len(dataset.shares) != clients:
+        raise InvalidData(
+            f"clients = {clients}, and there is a data set for each of {len(dataset.shares)}: give clients = "
+            f"{len(dataset.shares)}, or one data set that is dealt out"
+        )
+    return list(dataset.shares)
 
 
 def count(labels: ArrayLike, parts: Sequence[Indices], classes: int | None = None) -> NDArray[np.int64]:

@@ -5,120 +5,183 @@ A task is made by a plain callable, found by name or as `package.module:object`:
     make(directory, source) -> Task                    with a keyword `model` if it takes a language model
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import nn
 
 from cyber0 import registry
-from cyber0.errors import InvalidConfig
+from cyber0.errors import InvalidConfig, InvalidUserCode
 from cyber0.tasks import models
 from cyber0.tasks.dataset import Dataset
+from cyber0.tasks.losses import OutputLoss, cross_entropy, not_per_sample
 from cyber0.tasks.mnist import load
 from cyber0.tasks.text.tasks import snli, sst2, text_classification, trec
+from cyber0.user_code import calling, label_of
 
-__all__ = ["TASKS", "Task", "cross_entropy", "evaluate", "get_task", "make", "mnist", "mnist_cnn", "mnist_mlp"]
+__all__ = ["TASKS", "Task", "build_model", "cross_entropy", "get_task", "make", "mnist", "mnist_cnn", "mnist_mlp"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+Metric = Callable[[Any, torch.Tensor], float]
+TRIAL = 4  # samples that a new model is tried out on
+ALONE = RLock()  # torch's generators belong to the whole process
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """Data, a model built of a seed, and losses(model, (inputs, labels)) -> one loss for each sample.
 
+    Args:
+        name: What reports call it.
+        dataset: What to train and to test on; its `classes` say whether accuracy is measured.
+        build: A function of the run's seed that returns the model, with torch's generators seeded by it.
+        losses: A function of the model and a batch; an `OutputLoss` where it depends on the model's outputs alone.
+        metrics: What else is measured at an evaluation: functions of all outputs and all targets, by name.
+        meaning: What decides the meaning of a label, part by part, as digests that parties of a run compare.
+
     >>> task = mnist(source="embedded")
     >>> batch = torch.as_tensor(task.dataset.train_inputs[:2]), torch.as_tensor(task.dataset.train_labels[:2])
     >>> task.losses(task.build(0), batch).detach()
     tensor([2.3026, 2.3026])
+
     """
 
     name: str
     dataset: Dataset
     build: Callable[[int], nn.Module]
-    losses: Callable[[Any, Batch], torch.Tensor]
+    losses: Callable[[Any, Batch], torch.Tensor] = cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
+    meaning: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dataset, Dataset):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidUserCode(f"dataset = {type(self.dataset).__name__}: give a cyber0.tasks.dataset.Dataset")
+        if isinstance(self.build, nn.Module) or not callable(self.build):
+            raise InvalidUserCode(
+                f"build = {type(self.build).__name__}: give a function of the seed that returns a new model"
+            )
+        for name, given in {"losses": self.losses, **self.metrics}.items():
+            if not callable(given):
+                raise InvalidUserCode(f"{name} = {given!r}: give a function")
 
 
-def cross_entropy(model: Any, batch: Batch) -> torch.Tensor:
-    """The cross-entropy of the model's softmax, for each sample.
+def build_model(task: Task, seed: int) -> nn.Module:
+    """Build the model of a seed, in evaluation mode, and try model and loss out on a few samples.
 
-    >>> cross_entropy(nn.Identity(), (torch.tensor([[0.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1])))
-    tensor([0.6931, 0.1269])
+    Torch's generators are seeded for that, and are afterwards as they were before.
+
+    >>> build_model(mnist(source="embedded"), seed=0)
+    Linear(in_features=784, out_features=10, bias=True)
+    >>> build_model(Task("mine", mnist(source="embedded").dataset, lambda seed: nn.Linear(784, 2)), seed=0)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidUserCode: model torch.nn.modules.linear.Linear gave outputs of shape (4, 2) for 4 samples of \
+10 classes: it must give shape (4, 10), a score for each class
     """
-    inputs, labels = batch
-    return nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+    with _seeded(seed):
+        with calling("model", task.build):
+            model = task.build(seed)
+        if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidUserCode(
+                f"model {label_of(task.build)} returned {type(model).__name__}: it must return a torch.nn.Module"
+            )
+        _try_out(task, model.eval())
+    return model
 
 
-def evaluate(
-    model: nn.Module,
-    data: Dataset | Batch,
-    device: torch.device | str | None = None,
-    *,
-    losses: Callable[[Any, Batch], torch.Tensor] = cross_entropy,
-    size: int = 10_000,
-) -> tuple[float, float]:
-    """Accuracy and mean loss on a data set's test samples, or on (inputs, labels), `size` at a time.
+@contextmanager
+def _seeded(seed: int) -> Generator[None]:
+    """Draw from torch's generators by a seed, and put them back as they were; one thread at a time."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    random: Any = torch.random
+    with ALONE, random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield
 
-    On `device`, by default the model's own; a pair of tensors that is there already is not copied.
 
-    >>> task = mnist(source="embedded")
-    >>> accuracy, loss = evaluate(task.build(0), task.dataset)
-    >>> accuracy, round(loss, 4)                                    # all logits are equal: it says 0 to everything
-    (0.1, 2.3026)
-    """
-    inputs, labels = _test(data) if isinstance(data, Dataset) else data
-    device = next(model.parameters()).device if device is None else device
-    right, loss = 0.0, 0.0
+def _try_out(task: Task, model: nn.Module) -> None:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    arrays = task.dataset.train_inputs[:TRIAL], task.dataset.train_labels[:TRIAL]
+    inputs, targets = (torch.as_tensor(array).to(device) for array in arrays)
+    given = f" (on inputs of shape {tuple(inputs.shape)}, {inputs.dtype})"
     with torch.no_grad():
-        for first in range(0, len(labels), size):
-            x, known = (part[first : first + size].to(device) for part in (inputs, labels))
-            logits = model(x)
-            right += (logits.argmax(1) == known).sum().item()
-            loss += losses(partial(_given, logits), (x, known)).double().sum().item()
-    return right / len(labels), loss / len(labels)
+        with calling("model", model, given):
+            outputs = model(inputs)
+        losses = task.losses
+        if isinstance(losses, OutputLoss):
+            _check_outputs(task.dataset, model, outputs, targets)
+            values = losses.of(outputs, targets)
+            _check_broadcast(losses, outputs, targets)
+        else:
+            with calling("losses", losses):
+                values: Any = losses(model, (inputs, targets))
+    if not isinstance(values, torch.Tensor) or values.shape != (len(targets),):
+        raise InvalidUserCode(f"losses {label_of(losses)} {not_per_sample(values, len(targets))}")
 
 
-def _given(logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
-    return logits
+def _check_outputs(dataset: Dataset, model: nn.Module, outputs: Any, targets: torch.Tensor) -> None:
+    """Refuse outputs that are not a score for each class."""
+    if dataset.classes is None:
+        return
+    wanted = (len(targets), dataset.classes, *targets.shape[1:])
+    shape: Any = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    fits = isinstance(outputs, torch.Tensor) and len(shape) == len(wanted)
+    if not fits or (shape[0], *shape[2:]) != (wanted[0], *wanted[2:]) or shape[1] < wanted[1]:
+        raise InvalidUserCode(
+            f"model {label_of(model)} gave outputs of shape {shape} for {len(targets)} samples of {dataset.classes} "
+            f"classes: it must give shape {wanted}, a score for each class"
+        )
 
 
-def _test(dataset: Dataset) -> Batch:
-    return torch.as_tensor(dataset.test_inputs), torch.as_tensor(dataset.test_labels)
+def _check_broadcast(losses: OutputLoss, outputs: Any, targets: torch.Tensor) -> None:
+    """Refuse outputs [n, 1] and targets [n], which torch would compare each with each."""
+    n = len(targets)
+    suspicious = isinstance(outputs, torch.Tensor) and outputs.shape == (n, 1) and targets.shape == (n,) and n > 1
+    if suspicious and losses.loss(outputs, targets).shape == (n, n):
+        raise InvalidUserCode(
+            f"outputs of shape {(n, 1)} and targets of shape {(n,)}: the loss would compare each output with each "
+            "target; give targets of shape [samples, 1], or let the model end in .squeeze(1)"
+        )
 
 
 def mnist(directory: Path | str | None = None, source: str = "auto") -> Task:
-    """Logistic regression on MNIST, from zero weights: d = 7850, as in the paper's study.
+    """Return logistic regression on MNIST, from zero weights: d = 7850, as in the paper's study.
 
     >>> mnist(source="embedded").name
     'mnist'
     """
-    return Task("mnist", load(directory, source=source), models.logistic, cross_entropy)
+    return Task("mnist", load(directory, source=source), models.logistic)
 
 
 def mnist_mlp(directory: Path | str | None = None, source: str = "auto", *, hidden: int = 64) -> Task:
-    """A hidden layer on MNIST: d = 50890.
+    """Return a network with a hidden layer on MNIST: d = 50890.
 
     >>> sum(p.numel() for p in mnist_mlp(source="embedded", hidden=8).build(0).parameters())
     6370
     """
+    if not isinstance(hidden, int) or hidden < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidConfig(f"task = 'mnist-mlp(hidden={hidden!r})': the hidden layer has 1 unit or more, as hidden=64")
 
     def build(seed: int) -> nn.Module:
         return models.mlp(seed, hidden=hidden)
 
-    return Task("mnist-mlp", load(directory, source=source), build, cross_entropy)
+    return Task("mnist-mlp", load(directory, source=source), build)
 
 
 def mnist_cnn(directory: Path | str | None = None, source: str = "auto") -> Task:
-    """A small convolutional network on MNIST: d = 11274.
+    """Return a small convolutional network on MNIST: d = 11274.
 
     >>> sum(p.numel() for p in mnist_cnn(source="embedded").build(0).parameters())
     11274
     """
-    return Task("mnist-cnn", load(directory, source=source), models.cnn, cross_entropy)
+    return Task("mnist-cnn", load(directory, source=source), models.cnn)
 
 
 TASKS: dict[str, Callable[..., Task]] = {
@@ -133,7 +196,7 @@ TASKS: dict[str, Callable[..., Task]] = {
 
 
 def get_task(name: str | Callable[..., Task]) -> Callable[..., Task]:
-    """The task of a name, with its options, to be called with a directory and a source.
+    """Return the task of a name, with its options, to be called with a directory and a source.
 
     >>> get_task("mnist-mlp(hidden=8)")(None, "embedded").name
     'mnist-mlp'
@@ -150,7 +213,7 @@ def make(
     source: str = "auto",
     model: str | None = None,
 ) -> Task:
-    """The task of a name, made: of data, and of a language model, by hub id or folder, if it takes one.
+    """Make the task of a name, with data, and with a language model, by hub id or folder, if it takes one.
 
     >>> make("mnist", source="embedded").name
     'mnist'
@@ -159,8 +222,11 @@ def make(
     cyber0.errors.InvalidConfig: model = 'roberta-large': the task 'mnist' takes no language model: leave it out
     """
     found = get_task(name)
-    if model is None:
-        return found(directory, source)
-    if "model" not in signature(found).parameters:
+    options: dict[str, Any] = {} if model is None else {"model": model}
+    if model is not None and "model" not in signature(found).parameters:
         raise InvalidConfig(f"model = {model!r}: the task {name!r} takes no language model: leave it out")
-    return found(directory, source, model=model)
+    with calling("task", found):
+        task = found(directory, source, **options)
+    if not isinstance(task, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidUserCode(f"task {label_of(found)} returned {type(task).__name__}: it must return a Task")
+    return task

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from cyber0.config import RunConfig
-from cyber0.tasks.task import Task, evaluate
+from cyber0.tasks.evaluation import evaluate
+from cyber0.tasks.task import Task
 from cyber0.tasks.text import memory
 from cyber0.tasks.text.checkpoint import get_checkpoint, quiet
 from cyber0.tasks.text.classifier import Classifier
@@ -67,7 +68,7 @@ def describe(
 def _accuracy(task: Task, model: Classifier, device: torch.device | str, tests: int) -> float:
     data = task.dataset
     inputs, labels = (torch.as_tensor(part[:tests]) for part in (data.test_inputs, data.test_labels))
-    return evaluate(model, (inputs, labels), device, losses=task.losses)[0]
+    return evaluate(task, model, (inputs, labels), device).accuracy or 0.0
 
 
 def _parameters(model: Classifier) -> str:

@@ -1,0 +1,222 @@
+"""A task made of what users have: a torch model, and tensors, arrays or torch data sets."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from inspect import Parameter, isclass, signature
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils import data as torch_data
+
+from cyber0.errors import InvalidData, InvalidUserCode
+from cyber0.tasks.dataset import Dataset, as_array, refuse_not_finite, to_numpy
+from cyber0.tasks.losses import Loss, cross_entropy, output_loss
+from cyber0.tasks.task import Metric, Task
+from cyber0.user_code import calling, label_of
+
+__all__ = ["task_of"]
+
+Array = NDArray[Any]
+Pair = tuple[Array, Array]
+REQUIRED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def task_of(
+    model: nn.Module | Callable[..., nn.Module],
+    train: Any,
+    test: Any,
+    *,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    classes: int | None = None,
+    name: str | None = None,
+) -> Task:
+    """Make a task of a model and data of one's own.
+
+    Args:
+        model: A module, which is copied; or a class or function that returns one, called with the run's seed if it
+            takes a seed. Torch's generators are seeded before it is called.
+        train: (inputs, targets) as tensors or arrays; a torch data set; or a list with one of these for each client.
+        test: (inputs, targets), or a torch data set.
+        loss: loss(outputs, targets) -> one value for each sample; a torch loss with a `reduction` will do as it is.
+            By default the cross-entropy of classes.
+        metrics: Functions of all outputs and all targets of an evaluation, by name, each returning a number.
+        classes: How many there are; by default the largest label and one. Targets are classes if they are integers, one
+            for each sample, or if `loss` is not given, or if `classes` is.
+        name: What reports call the task; by default the model's name.
+
+    >>> x = torch.arange(12).reshape(6, 2) / 12
+    >>> task = task_of(nn.Linear(2, 3), train=(x, torch.tensor([0, 1, 2, 0, 1, 2])), test=(x[:2], torch.tensor([0, 1])))
+    >>> task.name, task.dataset
+    ('Linear', Dataset(6 + 2 samples of 3 classes: data given in Python))
+    >>> task_of(nn.Linear(2, 1), (x, x[:, :1]), (x, x[:, :1]), loss=nn.MSELoss()).dataset.classes is None
+    True
+
+    """
+    if test is None:
+        raise InvalidData(
+            "test = None: give (inputs, targets) or a torch data set to test on; where there is none, leave out some "
+            "samples of train and test on these"
+        )
+    trained, shares = _per_client(train) if isinstance(train, list) else (_pair(train, "train"), None)
+    tested = _pair(test, "test")
+    _check_alike(trained, tested, ("train", "test"))
+    known = _classes(trained[1], tested[1], loss, classes)
+    dataset = Dataset(*trained, *tested, classes=known, source="data given in Python", shares=shares)
+    refuse_not_finite(dataset.train_inputs, "train inputs")
+    refuse_not_finite(dataset.train_labels, "train targets")
+    refuse_not_finite(dataset.test_inputs, "test inputs")
+    refuse_not_finite(dataset.test_labels, "test targets")
+    losses = cross_entropy if loss is None else output_loss(loss)
+    called = label_of(model).rpartition(".")[2] if name is None else name
+    return Task(called, dataset, _builder(model), losses, dict(metrics or {}))
+
+
+def _classes(trained: Array, tested: Array, loss: Loss | None, classes: int | None) -> int | None:
+    """Return how many classes there are; None where targets are no classes."""
+    integer = trained.dtype.kind in "biu" and tested.dtype.kind in "biu"
+    if classes is None and (loss is None or (integer and trained.ndim == 1)):
+        if not integer:
+            raise InvalidData(
+                f"train targets are of type {trained.dtype}, test targets of type {tested.dtype}: classes are numbered "
+                "by integers, as after targets.long(); for a regression give a loss, as "
+                "loss=torch.nn.functional.mse_loss"
+            )
+        lowest = min(int(trained.min()), int(tested.min()))
+        classes = max(int(trained.max()), int(tested.max())) + 1
+        if lowest != 0:
+            raise InvalidData(
+                f"targets run from {lowest} to {classes - 1}: classes are numbered from 0 on"
+                + (f", as by targets - {lowest}; where some are missing, give classes={classes}" if lowest > 0 else "")
+            )
+    return classes
+
+
+def _builder(model: nn.Module | Callable[..., nn.Module]) -> Callable[[int], nn.Module]:
+    """Return a function of the seed that builds the user's model."""
+    if isinstance(model, nn.Module):
+        return lambda _: _copied(model)
+    if not callable(model):
+        raise InvalidUserCode(f"model = {model!r}: give a torch.nn.Module, or a class or function that returns one")
+    takes_seed = _takes_seed(model)
+
+    def build(seed: int) -> nn.Module:
+        with calling("model", model):
+            built = takes_seed(seed) if takes_seed else model()
+        if not isinstance(built, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidUserCode(
+                f"model {label_of(model)} returned {type(built).__name__}: it must return a torch.nn.Module"
+            )
+        return built
+
+    return build
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    with calling("model", model):
+        return deepcopy(model)
+
+
+def _takes_seed(model: Callable[..., nn.Module]) -> Callable[[int], nn.Module] | None:
+    """Return how a model is built with a seed; None where it takes none. Any other argument is refused."""
+    try:
+        parameters = signature(model).parameters
+    except (TypeError, ValueError):
+        return None
+    needed = [p.name for p in parameters.values() if p.default is Parameter.empty and p.kind in REQUIRED]
+    if "seed" in parameters and needed in ([], ["seed"]):
+        by_place = parameters["seed"].kind is Parameter.POSITIONAL_ONLY
+        return model if by_place else lambda seed: model(seed=seed)
+    if not needed:
+        return None
+    if len(needed) == 1 and not isclass(model) and parameters[needed[0]].kind is not Parameter.KEYWORD_ONLY:
+        return model
+    raise InvalidUserCode(
+        f"model {label_of(model)} needs {', '.join(needed)}: give a function that does without, as "
+        f"lambda: {label_of(model).rpartition('.')[2]}({needed[0]}=...), or with the seed as its one argument"
+    )
+
+
+def _per_client(train: Any) -> tuple[Pair, tuple[NDArray[np.int64], ...]]:
+    """Return the data of all clients as one, and which samples are whose."""
+    if not train:
+        raise InvalidData("train is an empty list: give one data set for each client")
+    if all(isinstance(part, torch.Tensor | np.ndarray) for part in train):
+        raise InvalidData(
+            f"train is a list of {len(train)} arrays: a list has one data set for each client; for one data set that "
+            "all clients share give a tuple, (inputs, targets)"
+        )
+    pairs = [_pair(part, f"train[{client}]") for client, part in enumerate(train)]
+    for client, pair in enumerate(pairs[1:], 1):
+        _check_alike(pairs[0], pair, ("train[0]", f"train[{client}]"))
+    ends = np.cumsum([len(inputs) for inputs, _ in pairs]).tolist()
+    shares = tuple(np.arange(start, end) for start, end in pairwise([0, *ends]))
+    return (np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])), shares
+
+
+def _pair(given: Any, what: str) -> Pair:
+    """Return the inputs and targets of what a user gives."""
+    kind: Any = type(given)  # pyright: ignore[reportUnknownVariableType]
+    if issubclass(kind, torch_data.TensorDataset):
+        given, kind = given.tensors, tuple
+    if issubclass(kind, torch_data.DataLoader):
+        raise InvalidData(f"{what} is a DataLoader: give its data set, {what}=loader.dataset")
+    if issubclass(kind, torch_data.IterableDataset):
+        raise InvalidData(f"{what} is an IterableDataset: samples are drawn by number; give a data set with a length")
+    if issubclass(kind, tuple):
+        if len(given) != 2:
+            raise InvalidData(f"{what} has {len(given)} parts: give two, (inputs, targets)")
+        inputs, targets = as_array(given[0], f"{what} inputs"), as_array(given[1], f"{what} targets")
+    elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not issubclass(kind, list | dict | str):
+        inputs, targets = _samples(given, what)
+    else:
+        raise InvalidData(f"{what} is of type {kind.__name__}: give (inputs, targets), or a torch data set")
+    if len(inputs) != len(targets):
+        raise InvalidData(f"{what} has {len(inputs)} inputs and {len(targets)} targets: give a target for each input")
+    return inputs, targets
+
+
+def _samples(dataset: Any, what: str) -> Pair:
+    """Return all samples of a torch data set as two arrays."""
+    if type(dataset) in (torch.Tensor, np.ndarray):
+        raise InvalidData(f"{what} is one array of shape {tuple(dataset.shape)}: give two, (inputs, targets)")
+    with calling(f"{what} data set", dataset):
+        found: list[Any] = [dataset[index] for index in range(len(dataset))]
+    if not found:
+        raise InvalidData(f"{what} data set {label_of(dataset)} is empty")
+    for index, sample in enumerate(found):
+        if type(sample) not in (tuple, list) or len(sample) != 2:
+            raise InvalidData(
+                f"sample {index} of {what} is of type {type(sample).__name__}: a data set gives pairs, (input, target)"
+            )
+        if type(sample[0]).__module__.startswith("PIL"):
+            raise InvalidData(
+                f"the input of sample {index} of {what} is an image: give the data set a transform to tensors, as "
+                "torchvision.transforms.ToTensor()"
+            )
+    return _stacked([x for x, _ in found], f"{what} inputs"), _stacked([y for _, y in found], f"{what} targets")
+
+
+def _stacked(values: list[Any], what: str) -> Array:
+    """Return the values of all samples as one array."""
+    arrays = [np.asarray(to_numpy(value)) for value in values]
+    for index, array in enumerate(arrays):
+        if array.shape != arrays[0].shape:
+            raise InvalidData(
+                f"{what} have different shapes: sample 0 has {arrays[0].shape}, sample {index} has {array.shape}; "
+                "crop, pad or resize them to one"
+            )
+    return as_array(np.stack(arrays), what)
+
+
+def _check_alike(one: Pair, other: Pair, names: tuple[str, str]) -> None:
+    """Refuse inputs of two parts that have not the same shape."""
+    if one[0].shape[1:] != other[0].shape[1:]:
+        raise InvalidData(
+            f"an input has shape {one[0].shape[1:]} in {names[0]} and {other[0].shape[1:]} in {names[1]}: give inputs "
+            "of one shape"
+        )
