@@ -6,7 +6,7 @@ import numpy as np
 
 
 def halving(labels: Any, clients: int, seed: int) -> list[Any]:
-    """Client 0 holds half of the samples, client 1 half of the rest, and so on: from the rich to the poor."""
+    """Client 0 holds half of the samples, client 1 half of the rest, and so on."""
     order = np.random.default_rng(seed).permutation(len(labels))
     cuts = [len(order) - (len(order) >> (client + 1)) for client in range(clients - 1)]
     return np.split(order, cuts)

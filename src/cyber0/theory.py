@@ -1,4 +1,4 @@
-"""What the CyBeR-0 paper proves, as numbers: how many directions, which learning rate, how small a gradient.
+"""The theorems of the CyBeR-0 paper, evaluated: how many directions, which learning rate, how small a gradient.
 
 Theorem 2 (Lipschitz objective functions) bounds the squared gradient of the honest clients' loss, averaged over the
 rounds, with probability 1 - delta. It asks for (a) a small learning rate, `largest_lr`, and (b) many directions,
@@ -62,9 +62,9 @@ class Bound(NamedTuple):
     """
 
     start: float
-    """What remains of the first model's loss."""
+    """What is left of the first model's loss."""
     drift: float
-    """Local models that part during a round, and liars among them."""
+    """Local models that drift apart during a round, and liars."""
     variance: float
     """Few directions for many parameters."""
     bias: float
@@ -77,7 +77,7 @@ class Bound(NamedTuple):
 
 
 def least_directions(honest: int, rounds: int, local_epochs: int, delta: float) -> int:
-    """Condition (b) of both theorems: the least nu with nu >= 64 log(2 (|H| - 1) T K / Delta).
+    """Return the least number of directions by condition (b) of both theorems: nu >= 64 log(2 (|H| - 1) T K / Delta).
 
     >>> least_directions(honest=9, rounds=20_000, local_epochs=1, delta=0.05)  # the language models
     1003
@@ -89,7 +89,7 @@ def least_directions(honest: int, rounds: int, local_epochs: int, delta: float) 
 
 
 def distortion(directions: int, honest: int, rounds: int, local_epochs: int, delta: float) -> float:
-    """How far nu directions may distort squared distances: the paper's epsilon, below 1 where condition (b) holds.
+    """Return how much nu directions may distort squared distances: the paper's epsilon, below 1 under condition (b).
 
     >>> round(distortion(4 * 836, honest=30, rounds=400, local_epochs=1, delta=0.05), 2)
     0.5
@@ -98,7 +98,7 @@ def distortion(directions: int, honest: int, rounds: int, local_epochs: int, del
 
 
 def largest_lr(constants: Constants, local_epochs: int) -> float:
-    """Condition (a) of Theorem 2: the largest eta with eta <= 1 / (26 K L) and eta <= 1 / (4 K sqrt(D^2 + zeta^2)).
+    """Return the largest learning rate by condition (a): eta <= 1 / (26 K L) and eta <= 1 / (4 K sqrt(D^2 + zeta^2)).
 
     >>> largest_lr(Constants(gradient_lipschitz=2.0), local_epochs=1) == 1 / 52
     True
@@ -121,7 +121,7 @@ def theorem_2(
     kappa: float,
     delta: float,
 ) -> Bound:
-    """The bound of Theorem 2, as the paper states it, for directions on the sphere and mu > 0.
+    """Return the bound of Theorem 2, as the paper states it, for directions on the sphere and mu > 0.
 
     >>> run = {"rounds": 100, "local_epochs": 1, "dimension": 100, "lr": 0.01, "mu": 0.5, "delta": 0.05}
     >>> bound = theorem_2(Constants(divergence=0.0), honest=10, directions=1000, kappa=0.0, **run)
@@ -155,7 +155,7 @@ def theorem_2(
 
 
 def proven_kappa(rule: str | Rule, n: int, byzantine: int) -> float | None:
-    """A kappa for which the rule is proven (b, kappa)-robust (Definition 2); None where no proof is known to us.
+    """Return a kappa for which the rule is proven (b, kappa)-robust (Definition 2); None if we know of no proof.
 
     From Allouah et al., Fixing by Mixing (AISTATS 2023): Table 1 and, for nnm before any rule, Lemma 1. Krum is the one
     with squared distances to n - b - 1 neighbours, the default; the geometric median is the exact one.
@@ -171,14 +171,14 @@ def proven_kappa(rule: str | Rule, n: int, byzantine: int) -> float | None:
             f"byzantine = {b} of n = {n} vectors: fewer than half may be, so from 0 to {(n - 1) // 2}"
         )
     found, ratio = get_rule(rule), b / (n - 2 * b)
-    kappas: dict[Rule, float] = {
-        mean: math.inf if b else 0.0,
-        cwtm: 6 * ratio * (1 + ratio),
-        krum: 6 * (1 + ratio),
-        median: 4 * (1 + ratio) ** 2,
-        geometric_median: 4 * (1 + ratio) ** 2,
-    }
-    kappa = kappas.get(found.rule)
+    proven: list[tuple[Rule, float]] = [
+        (mean, math.inf if b else 0.0),
+        (cwtm, 6 * ratio * (1 + ratio)),
+        (krum, 6 * (1 + ratio)),
+        (median, 4 * (1 + ratio) ** 2),
+        (geometric_median, 4 * (1 + ratio) ** 2),
+    ]
+    kappa = next((bound for rule, bound in proven if rule is found.rule), None)
     if kappa is None or any(step is not nnm for step in found.pre):
         return None
     for _ in found.pre:
@@ -187,7 +187,7 @@ def proven_kappa(rule: str | Rule, n: int, byzantine: int) -> float | None:
 
 
 def _least(honest: int, rounds: int, local_epochs: int, delta: float) -> float:
-    """64 log(2 (|H| - 1) T K / Delta); never an integer, so >= and > are the same for nu."""
+    """Return 64 log(2 (|H| - 1) T K / Delta); it is never an integer, so that >= and > are the same for nu."""
     pairs = 2 * (_integer("honest", honest, least=2) - 1)
     steps = _integer("rounds", rounds) * _integer("local_epochs", local_epochs)
     if not _is_real(delta) or not 0 < delta < 1:

@@ -192,7 +192,7 @@ def test_an_attack_of_your_own_needs_no_registration():
         ("sf", [3], "they must be different rows from 0 to 2"),
         ("sf", [1, 1], "they must be different rows"),
         ("sf", [0.5], "give the row numbers"),
-        ("sf", [0, 1, 2], "leave at least one"),
+        ("sf", [0, 1, 2], "needs at least one honest vector"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(attack, liars, words):

@@ -1,6 +1,6 @@
-"""Wide rows, a block of columns at a time on as many threads as there are cores: a block fits a cache.
+"""Work on wide rows in blocks of columns that fit a cache, on as many threads as there are cores.
 
-The blocks are the same on every machine, and what comes of them is put together in order: threads change no bit.
+The blocks are the same on every machine and their results are combined in order, so that threads change no bit.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ COLUMNS = 2008  # an odd number of cache lines, so that rows do not fall on one 
 
 
 def in_blocks(function: Callable[[slice], Any], k: int) -> list[Any]:
-    """What the function makes of each block of k columns.
+    """Return the results of a function for each block of k columns.
 
     >>> in_blocks(lambda block: block.stop - block.start, 5000)
     [2008, 2008, 984]

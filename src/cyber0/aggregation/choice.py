@@ -1,4 +1,4 @@
-"""Choosing rows: by score, and by value where scores are equal, so that the order of the rows cannot matter."""
+"""Choose rows by score, and by value where scores are equal, so that the order of the rows does not matter."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["by_value", "ranks", "smallest"]
 
 
 def smallest(scores: Any, count: int, rows: Any) -> Any:
-    """A mask of the `count` smallest scores along the last axis; of equal scores, that of the lesser row first.
+    """Return a mask of the `count` smallest scores along the last axis; of equal scores, the lesser row's first.
 
     >>> import numpy as np
     >>> smallest(np.array([1.0, 3.0, 3.0, 2.0]), 3, np.array([[0.0], [7.0], [5.0], [1.0]]))
@@ -31,7 +31,7 @@ def smallest(scores: Any, count: int, rows: Any) -> Any:
 
 
 def by_value(rows: Any) -> Any:
-    """The lexicographic order of the rows, `[..., n]`.
+    """Return the lexicographic order of the rows, `[..., n]`.
 
     >>> import numpy as np
     >>> by_value(np.array([[2.0, 1.0], [1.0, 9.0], [2.0, 0.0]]))
@@ -46,7 +46,7 @@ def by_value(rows: Any) -> Any:
 
 
 def ranks(rows: Any) -> Any:
-    """How many rows come before each in lexicographic order, `[..., n]`; equal rows share a rank.
+    """Return how many rows come before each one in lexicographic order, `[..., n]`; equal rows share a rank.
 
     >>> import numpy as np
     >>> ranks(np.array([[2.0, 1.0], [1.0, 9.0], [2.0, 0.0], [1.0, 9.0]]))
@@ -56,7 +56,7 @@ def ranks(rows: Any) -> Any:
     all_different = math.prod(rows.shape[:-2]) * n * (n - 1) // 2
     value, peers = rows[..., 0], True
     rank: Any = 0
-    for _ in range(n):  # each time at least two are told apart
+    for _ in range(n):  # each pass separates at least two rows
         before = (value[..., None, :] < value[..., :, None]) & peers
         rank = rank + xp.sum(before, axis=-1, dtype=xp.int64)
         if xp.sum(rank) == all_different:
@@ -68,6 +68,6 @@ def ranks(rows: Any) -> Any:
         undecided = xp.any((ordered[..., 1:, :] != ordered[..., :-1, :]) & tied[..., None], axis=-2)
         if not undecided.any():
             break
-        column = xp.argmax(xp.astype(undecided, xp.int64), axis=-1)  # the first that tells rows of one rank apart
+        column = xp.argmax(xp.astype(undecided, xp.int64), axis=-1)  # the first in which rows of one rank differ
         value = xp.take_along_axis(rows, column[..., None, None], axis=-1)[..., 0]
     return rank

@@ -1,7 +1,7 @@
-"""Distances between rows, and sums of some of them: what costs time in a rule.
+"""Distances between rows and sums of chosen rows: the expensive parts of a rule.
 
 On the CPU each sum has one fixed order, with or without the compiled `_rows`, so that any machine gets the same bits.
-No BLAS: it adds in an order of its own. On a device, where speed matters more, a 0/1 matrix product adds rows up.
+BLAS is not used, since its order of summation varies. On a device rows are added by a product with a 0/1 matrix.
 """
 
 import math
@@ -16,12 +16,12 @@ from cyber0.aggregation.rows import namespace
 
 __all__ = ["chosen_sums", "squared_distances"]
 
-ACROSS = 16  # _rows.c computes so many distances of a row at once
-ELEMENTS = 2**24  # of the differences a device holds at once
+ACROSS = 16  # distances of a row that _rows.c computes at once
+ELEMENTS = 2**24  # differences that a device holds at once
 
 
 def squared_distances(rows: Any) -> Any:
-    """`[..., n, n]`, from differences, coordinate after coordinate: nothing cancels, equal rows have distance 0.
+    """Return the squared distances `[..., n, n]`, summed from differences: no cancellation, equal rows have distance 0.
 
     >>> squared_distances(np.array([[1e9, 0.0], [1e9, 3.0], [1e9 + 4, 0.0]]))
     array([[ 0.,  9., 16.],
@@ -54,7 +54,9 @@ def _compiled(rows: Any) -> Any:
 
 
 def chosen_sums(chosen: Any, rows: Any) -> Any:
-    """For each row of a mask `[..., m, n]`, the sum of the rows it marks, `[..., m, k]`; they are added by value.
+    """Return, for each row of a mask `[..., m, n]`, the sum of the rows that it marks, `[..., m, k]`.
+
+    They are added in lexicographic order, so that the order of the rows does not matter.
 
     >>> chosen_sums(np.array([[True, False, True]]), np.array([[1.0], [2.0], [4.0]]))
     array([[5.]])

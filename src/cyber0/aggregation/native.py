@@ -1,4 +1,4 @@
-"""The compiled `_rows`, where there is one."""
+"""Access to the compiled `_rows`, if it was compiled."""
 
 import ctypes
 from functools import lru_cache
@@ -16,7 +16,7 @@ SIGNATURES = {
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Its functions, called through ctypes; None where it was not compiled."""
+    """Return the functions of `_rows`, through ctypes; None if it was not compiled."""
     spec = find_spec("cyber0.aggregation._rows")
     if spec is None or spec.origin is None:
         return None
@@ -29,5 +29,5 @@ def library() -> Any:
 
 
 def address(array: Any) -> int:
-    """Where a NumPy array's first element is."""
+    """Return the address of the first element of a NumPy array."""
     return array.__array_interface__["data"][0]

@@ -1,4 +1,4 @@
-"""What rules do with rows, `[..., n, k]` in float64."""
+"""Operations on rows, `[..., n, k]` in float64, that several rules share."""
 
 import math
 from typing import Any
@@ -12,23 +12,23 @@ from cyber0.errors import UnknownName
 
 __all__ = ["average", "median_row", "namespace", "norms", "shortened", "starting_point", "total", "trimmed"]
 
-TINY = 1e-300  # divides instead of zero
+TINY = 1e-300  # in place of zero in a denominator
 
 
 def namespace(array: Any) -> Any:
-    """NumPy itself for its arrays, whose own functions are the faster ones; else the library by array-api-compat."""
+    """Return NumPy itself for its arrays, since its own functions are faster; else the library by array-api-compat."""
     return np if isinstance(array, np.ndarray) else array_namespace(array)
 
 
 def average(rows: Any) -> Any:
-    """The mean of the rows, also where their sum is too large to be a float.
+    """Return the mean of the rows, also where their sum would overflow.
 
     >>> average(np.array([[1e308, 1.0], [1.5e308, 2.0]]))
     array([1.25e+308, 1.50e+000])
     """
     count = rows.shape[-2]
     if namespace(rows) is not np:
-        return rows.sum(-2) / count  # a device does not raise, but there the rows are in range
+        return rows.sum(-2) / count  # a device raises nothing, but there the rows are in range
     try:
         with np.errstate(over="raise"):
             return np.add.reduce(rows, -2) / count
@@ -43,7 +43,7 @@ def average(rows: Any) -> Any:
 
 
 def total(rows: Any, axis: int = -2) -> Any:
-    """The sum along an axis.
+    """Return the sum along an axis.
 
     >>> total(np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([4., 6.])
@@ -52,7 +52,7 @@ def total(rows: Any, axis: int = -2) -> Any:
 
 
 def trimmed(rows: Any, dropped: int) -> Any:
-    """The mean of each column without its `dropped` smallest and largest values.
+    """Return the mean of each column without its `dropped` smallest and largest values.
 
     >>> trimmed(np.array([[3.0, 1.0], [2.0, 5.0], [7.0, 2.0]]), 1)
     array([3., 2.])
@@ -75,16 +75,16 @@ def trimmed(rows: Any, dropped: int) -> Any:
 
 
 def _middle(ordered: Any, dropped: int) -> Any:
-    """The mean of ordered rows without the outermost, added from the smallest on, as the compiled one does."""
+    """Return the mean of ordered rows without the outermost, added from the smallest on, as the compiled code does."""
     count = ordered.shape[-2] - 2 * dropped
     total = ordered[..., dropped, :]
     for i in range(1, count):
         total = total + ordered[..., dropped + i, :]
-    return total / count + 0.0  # sorting cannot tell a zero from a negative one
+    return total / count + 0.0  # sorting does not separate 0.0 and -0.0
 
 
 def median_row(rows: Any) -> Any:
-    """The median of each column, `[..., k]`; of an even number of rows, the mean of the middle two.
+    """Return the median of each column, `[..., k]`; of an even number of rows, the mean of the middle two.
 
     >>> median_row(np.array([[3.0], [1.0], [2.0], [9.0]]))
     array([2.5])
@@ -93,7 +93,7 @@ def median_row(rows: Any) -> Any:
 
 
 def norms(rows: Any) -> Any:
-    """The length of each row, `[..., n, 1]`.
+    """Return the length of each row, `[..., n, 1]`.
 
     >>> norms(np.array([[3.0, 4.0], [0.0, 1.0]]))
     array([[5.],
@@ -103,7 +103,7 @@ def norms(rows: Any) -> Any:
 
 
 def shortened(rows: Any, reach: Any) -> Any:
-    """Each row, made no longer than `reach`, a number or `[..., n or 1, 1]`.
+    """Return each row, shortened to the length `reach` where it is longer; a number or `[..., n or 1, 1]`.
 
     >>> shortened(np.array([[3.0, 4.0], [0.0, 1.0]]), 2.0)
     array([[1.2, 1.6],
@@ -115,7 +115,7 @@ def shortened(rows: Any, reach: Any) -> Any:
 
 
 def starting_point(vectors: Any, start: str) -> Any:
-    """`[..., 1, k]`: the 'median' of each coordinate, or 'zero'.
+    """Return the point to start from, `[..., 1, k]`: the 'median' of each coordinate, or 'zero'.
 
     >>> starting_point(np.array([[1.0], [2.0], [9.0]]), "median")
     array([[2.]])

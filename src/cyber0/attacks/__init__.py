@@ -1,8 +1,13 @@
 """Attacks: what the Byzantine clients send instead of the truth.
 
-An attack is a callable `attack(vectors, liars, rule, byzantine, rng, **options)`. It sees what all n clients would
-have sent honestly, `vectors` `[..., n, k]` of NumPy or torch; which rows lie; the rule deployed; the number b that the
-rule is told. It gives what the liars send, `[..., len(liars), k]`, never modifies its input, and draws from `rng` only.
+An attack is a callable `attack(vectors, liars, rule, byzantine, rng, **options)`:
+
+- `vectors` `[..., n, k]`, of NumPy or torch, is what all n clients would have sent honestly;
+- `liars` are the rows of the Byzantine clients;
+- `rule` is the rule that will aggregate, called `rule(vectors, byzantine)`, and `byzantine` the b it is called with;
+- `rng` is a NumPy generator, the only source of chance.
+
+It returns what the liars send, `[..., len(liars), k]`, and does not modify its input.
 
 >>> import numpy as np
 >>> from cyber0.aggregation import get_rule
@@ -16,8 +21,18 @@ rule is told. It gives what the liars send, `[..., len(liars), k]`, never modifi
 mean is moved by 15.7
 cwtm is moved by 1.4
 
-An attack that changes the data of the liars rather than their votes has an attribute
-`corrupt_labels(labels, classes)`, as `lf` has.
+An attack may ask for more by keyword-only parameters of these names, which a run supplies and which are not options:
+
+- `round` and `seed` of the run;
+- `report(name, value)`, a function that adds to the history of the round; `alie` and `foe` report their `omega`;
+- `model`, the global model, which is granted only where the attacker is declared to know it: `knows="model"`.
+
+A class given as an attack is instantiated once per run, with its options as keyword-only parameters of `__init__`; the
+instance is called like a function and may keep state. It can be resumed if it has the methods `state()` and
+`restore(state)` of `AttackWithState`. `AttackRun` is an attack within one run, `mount` plays a single round.
+
+An attack that changes the labels of the liars rather than their votes has an attribute
+`corrupt_labels(labels, classes)`, as `lf` has (`CorruptsLabels`).
 """
 
 from cyber0.attacks.alie import alie, alie_nnm

@@ -1,7 +1,7 @@
 """Fall of empires, also called inner-product manipulation.
 
 Xie, Koyejo, Gupta. Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation. UAI 2020.
-The strength is searched for as Allouah et al. do (Fixing by Mixing, AISTATS 2023).
+The strength is found by a search, as in Allouah et al., Fixing by Mixing, AISTATS 2023.
 """
 # ruff: noqa: ARG001 (attacks share one signature)
 
@@ -29,8 +29,9 @@ def foe(
 ) -> Any:
     """All liars send (1 - omega) times the mean of the honest vectors.
 
-    `omega` fixes the strength; otherwise `search`, one of 'zoom' (the default), 'line', 'grid' and 'both', finds the
-    one that carries the `target` farthest from the honest mean: the 'rule' alone, or the whole 'composition'.
+    `omega` fixes the strength. Otherwise a `search` ('zoom' by default, 'line', 'grid' or 'both') finds the omega that
+    moves the aggregate farthest from the honest mean: the aggregate of the `target`, which is the 'rule' alone, or the
+    whole 'composition' with its pre-aggregations. The omega used is reported.
 
     >>> import numpy as np
     >>> from cyber0.aggregation import get_rule
@@ -53,7 +54,7 @@ def foe_nnm(
     search: str | None = None,
     report: Report = unreported,
 ) -> Any:
-    """`foe` that aims at the whole composition, pre-aggregations included.
+    """`foe` against the whole composition, pre-aggregations included.
 
     >>> import numpy as np
     >>> from cyber0.aggregation import get_rule

@@ -1,4 +1,4 @@
-"""Label flipping: the liars train on wrong labels, and then send what they measured like everyone else.
+"""Label flipping: the liars train on wrong labels and send what they measure.
 
 Allen-Zhu, Ebrahimianghazani, Li, Alistarh. Byzantine-Resilient Non-Convex SGD. ICLR 2021.
 """
@@ -14,9 +14,7 @@ __all__ = ["corrupt_labels", "lf"]
 
 
 def lf(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator) -> Any:
-    """No lie about the vote, which is honest about wrong data: `lf.corrupt_labels` says what the liars train on.
-
-    An attack with such an attribute changes the data of the liars before they vote.
+    """Label flipping: the liars send what they measure on wrong labels, those of `lf.corrupt_labels`.
 
     >>> import numpy as np
     >>> lf(np.array([[1.0], [2.0]]), [1], None, 0, np.random.default_rng(0))
@@ -28,7 +26,7 @@ def lf(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator) -
 
 
 def corrupt_labels(labels: Any, classes: int) -> Any:
-    """Label y becomes classes - 1 - y.
+    """Return classes - 1 - y for each label y.
 
     >>> corrupt_labels(3, classes=10)
     6

@@ -1,7 +1,7 @@
-"""Mimic: every lie is true, and one client's voice is heard many times.
+"""Mimic: all liars copy one honest client, which then counts many times.
 
 Karimireddy, He, Jaggi. Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing. ICLR 2022. The paper finds
-the client to copy over a warm-up; here each round finds its own, from its own vectors, unless you name one.
+the client to copy in a warm-up; here it is found anew in each round, unless it is given.
 """
 # ruff: noqa: ARG001 (attacks share one signature)
 
@@ -14,15 +14,15 @@ from cyber0.errors import InvalidAttack
 
 __all__ = ["mimic"]
 
-SQUARINGS = 10  # to the power 1024, all but the principal direction is gone
-TINY = 1e-300  # divides instead of zero
+SQUARINGS = 10  # of the 1024th power only the principal direction remains
+TINY = 1e-300  # in place of zero in a denominator
 
 
 def mimic(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator, *, client: int | None = None) -> Any:
     """All liars send what one honest client sends.
 
-    By default the one farthest from the mean along the direction in which the honest vectors vary most; or `client`,
-    counted from 0 among the honest.
+    By default it is the one farthest from the mean along the direction in which the honest vectors vary most;
+    `client` names another, counted from 0 among the honest.
 
     >>> import numpy as np
     >>> mimic(np.array([[1.0, 5.0], [2.0, 5.1], [9.0, 5.0], [0.0, 0.0]]), [3], None, 1, np.random.default_rng(0))
@@ -38,7 +38,7 @@ def mimic(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator
 
 
 def _extreme(scene: Scene) -> Any:
-    """The honest vector of the largest entry of the principal eigenvector of their inner products, `[..., 1, k]`."""
+    """Return the honest vector with the largest entry in the principal eigenvector of the Gram matrix."""
     xp, centred = namespace(scene.mean), scene.honest - scene.mean[..., None, :]
     products = xp.matmul(centred, xp.matrix_transpose(centred))
     for _ in range(SQUARINGS):

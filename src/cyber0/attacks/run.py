@@ -1,4 +1,4 @@
-"""An attack within a run: what it is supplied with, what it reports, and what it remembers."""
+"""An attack within a run: the context it is given, what it reports, and what it remembers."""
 
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""What an attack sees: the vectors of all clients, and who lies.
+"""What an attack starts from: the vectors of all clients, who lies, and the mean of the honest vectors.
 
-Shapes: n clients, h of them honest, k scalars each; `...` are batch axes, and each element of them is a scene of its
-own. Numbers are float64, on the device of the vectors. A float64 input beyond 2**400, or nowhere above 2**-400, is
-multiplied by a power of two, which is exact, so that its squares are floats too.
+Shapes: n clients, h of them honest, k scalars each; `...` are batch axes, each element of which is a scene of its own.
+Numbers are float64, on the device of the vectors. A float64 input beyond 2**400, or nowhere above 2**-400, is
+multiplied by a power of two, which is exact, so that its squares neither overflow nor underflow.
 """
 
 from collections.abc import Callable, Iterable
@@ -49,18 +49,18 @@ FACTOR = 1e100
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The vectors in float64, within the safe range, and what the honest ones look like; made by `observe`."""
+    """The vectors in float64, within the safe range, and the honest ones among them; made by `observe`."""
 
     vectors: Any  # [..., n, k]
     honest: Any  # [..., h, k]
     mean: Any  # [..., k], of the honest
-    scale: Any  # [..., 1, 1], by which all of these are multiplied; None where nothing is
+    scale: Any  # [..., 1, 1], the factor in all of the above; None for 1
     liars: Any  # their rows
     given: Any  # the vectors as they came
 
     @property
     def deviation(self) -> Any:
-        """The standard deviation (ddof 1) of each coordinate of the honest vectors, [..., k]; 0 of a single one.
+        """The standard deviation (ddof 1) of each coordinate of the honest vectors, `[..., k]`; 0 if there is only one.
 
         >>> observe(np.array([[1.0, 5.0], [9.9, 9.9], [3.0, 5.0]]), [1]).deviation
         array([1.41421356, 0.        ])
@@ -69,7 +69,7 @@ class Scene:
         return xp.sqrt(xp.sum(centred * centred, axis=-2) / max(self.honest.shape[-2] - 1, 1))
 
     def in_range(self, values: Any) -> Any:
-        """Values `[..., any, k]` at their true scale, none greater than the greatest float of the vectors' type.
+        """Return values `[..., any, k]` without the scale, clipped to the range of the vectors' type.
 
         >>> observe(np.ones((2, 1), dtype=np.float32), []).in_range(np.array([[1e99]]))
         array([[3.40282347e+38]])
@@ -82,7 +82,7 @@ class Scene:
         return xp.maximum(xp.minimum(values, bound), -bound) / self.scale
 
     def sent(self, values: Any) -> Any:
-        """What the liars send, `[..., liars, k]`: values `[..., 1 or liars, k]` in the type of the vectors.
+        """Return what the liars send, `[..., liars, k]`: values `[..., 1 or liars, k]` in the type of the vectors.
 
         >>> observe(np.ones((3, 2), dtype=np.float32), [0, 2]).sent(np.array([[7.0, 8.0]]))
         array([[7., 8.],
@@ -93,16 +93,14 @@ class Scene:
 
 
 def observe(vectors: Any, liars: Liars) -> Scene:
-    """The scene of these vectors.
+    """Return the scene of these vectors; refuse one without honest vectors.
 
     >>> observe(np.array([[1.0], [9.0], [4.0]]), liars=[1]).mean
     array([2.5])
     """
     lying, honest = rows_of(vectors, liars)
     if len(honest) == 0:
-        raise InvalidAttack(
-            f"liars = all {len(lying)} rows: this attack aims at the honest vectors, leave at least one"
-        )
+        raise InvalidAttack(f"liars = all {len(lying)} rows: this attack needs at least one honest vector")
     xp = namespace(vectors)
     numbers = xp.astype(vectors, xp.float64, copy=False)
     scale = _scale(numbers) if vectors.dtype.itemsize == 8 else None
@@ -112,7 +110,7 @@ def observe(vectors: Any, liars: Liars) -> Scene:
 
 
 def rows(vectors: Any, indices: Any) -> Any:
-    """A copy of some rows.
+    """Return a copy of some rows.
 
     >>> rows(np.array([[1.0], [2.0], [3.0]]), np.array([0, 2]))
     array([[1.],
@@ -122,7 +120,7 @@ def rows(vectors: Any, indices: Any) -> Any:
 
 
 def rows_of(vectors: Any, liars: Liars) -> tuple[Any, Any]:
-    """The row indices of the liars and of the honest, on the device of the vectors, or an error that says why not.
+    """Return the row indices of the liars and of the honest, on the device of the vectors.
 
     >>> rows_of(np.zeros((4, 1)), [1, 3])
     (array([1, 3]), array([0, 2]))
@@ -146,7 +144,7 @@ def _check(vectors: Any) -> None:
         raise InvalidAttack(f"vectors is {vectors.dtype}: give floating-point numbers")
 
 
-@lru_cache(maxsize=256)  # the same in most rounds, and a transfer stalls a device
+@lru_cache(maxsize=256)  # they rarely change, and a transfer to a device stalls it
 def _indices(lying: tuple[int, ...], n: int, xp: Any, where: Any) -> tuple[Any, Any]:
     if len(set(lying)) < len(lying) or not all(0 <= row < n for row in lying):
         raise InvalidAttack(f"liars = {list(lying)}: they must be different rows from 0 to {n - 1}")
@@ -156,7 +154,7 @@ def _indices(lying: tuple[int, ...], n: int, xp: Any, where: Any) -> tuple[Any, 
 
 
 def check_factor(name: str, value: Any) -> None:
-    """Refuse an option that is no sensible multiple of the honest deviation or mean.
+    """Refuse an option that is not a number of reasonable size, as a multiple of the honest deviation or mean.
 
     >>> check_factor("omega", float("nan"))
     Traceback (most recent call last):
@@ -169,14 +167,14 @@ def check_factor(name: str, value: Any) -> None:
 def _scale(numbers: Any) -> Any:
     xp = namespace(numbers)
     peak = xp.max(xp.abs(numbers), axis=(-2, -1), keepdims=True)
-    if xp is np and bool(((peak > BELOW) & (peak < ABOVE)).all()):  # to ask a device would stall it
+    if xp is np and bool(((peak > BELOW) & (peak < ABOVE)).all()):  # reading a value from a device would stall it
         return None
     one = xp.ones_like(peak)
     return xp.where(peak > ABOVE, DOWN * one, xp.where(peak < BELOW, UP * one, one))
 
 
 def namespace(array: Any) -> Any:
-    """NumPy itself for its arrays, whose own functions are the faster ones; else the library by array-api-compat.
+    """Return NumPy itself for its arrays, since its own functions are faster; else the library by array-api-compat.
 
     >>> namespace(np.ones(1)) is np
     True

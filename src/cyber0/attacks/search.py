@@ -1,13 +1,13 @@
-"""The search for the strength omega >= 0 that carries the aggregate farthest from the honest mean.
+"""The search for the strength omega >= 0 that moves the aggregate farthest from the honest mean.
 
-A search sees a function `distance(omegas)` from `[c, ...]` to `[c, ...]`: c candidates for each element of the batch
-axes, which all advance together. `unit` is an array `[...]` of the omegas that push a lie about as far from the mean as
-honest vectors lie: where rules that compare distances give way. The answer is (omega, distance).
+A search is given a function `distance(omegas)` from `[c, ...]` to `[c, ...]`: c candidates for each element of the
+batch axes, which are searched together. `unit` is an array `[...]` of the omegas that push a lie about as far from the
+mean as honest vectors are: where rules that compare distances begin to drop lies. It returns (omega, distance).
 
 - `line` is sequential and starts from omega 0 and step 1: expansion by doubling, then contraction, 16 evaluations in
   all. It is the search of the paper and of Allouah et al., Fixing by Mixing, AISTATS 2023.
-- `grid` is dense, 256 candidates in one call; spaced by 2.7 % about the unit, wider far above it.
-- `zoom` is a short grid and two closer ones, each about the best so far: 42 candidates in three calls. The default: on
+- `grid` is dense: 256 candidates in one call, 2.7 % apart around the unit and wider far above it.
+- `zoom` is a short grid and two finer ones, each around the best so far: 42 candidates in three calls. The default: on
   real rounds (`benchmarks/attacks.py`) it is as strong as `grid`, and `both` is hardly stronger.
 - `both` takes the better of `line` and `zoom`.
 """
@@ -26,18 +26,18 @@ Distance = Callable[[Any], Any]
 Found = tuple[Any, Any]
 
 EVALUATIONS, RATIO = 16, 0.8
-FAR = 1e6  # units: beyond every honest vector, in any coordinate
+FAR = 1e6  # in units: beyond every honest vector in every coordinate
 DENSE = np.concatenate([np.geomspace(0.05, 20, 224), np.geomspace(21, FAR, 32)])
 COARSE = np.array([0.15, 0.25, *np.geomspace(0.4, 2.2, 15), 3.0, 4.5, 8.0, 32.0, 256.0, 1e4, FAR])
 RATIOS = COARSE[1:] / COARSE[:-1]
 SPACING = np.maximum(np.append(RATIOS, 1.0), np.append(1.0, RATIOS))  # from each to the farther of its neighbours
-# Powers of the spacing. Beyond the next neighbours at first: what Krum picks after nnm changes back and forth.
+# Powers of the spacing; at first beyond the next neighbours, since what Krum picks after nnm is not monotonic.
 CLOSER = (2.2 * np.linspace(-1, 1, 14)[1:-1], np.linspace(-1, 1, 8)[1:-1])
-TINY = 1e-300  # divides instead of zero
+TINY = 1e-300  # in place of zero in a denominator
 
 
 def line(distance: Distance, unit: Any) -> Found:
-    """Double the step while that improves; then shrink it, and step back and forth about the best.
+    """Search by steps: double the step while that improves, then shrink it and step back and forth around the best.
 
     >>> omega, value = line(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
     >>> round(float(omega), 2)
@@ -57,7 +57,7 @@ def line(distance: Distance, unit: Any) -> Found:
 
 
 def grid(distance: Distance, unit: Any) -> Found:
-    """The best of a dense grid, in one call.
+    """Search a dense grid, in one call.
 
     >>> omega, value = grid(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
     >>> round(float(omega), 2)
@@ -68,7 +68,7 @@ def grid(distance: Distance, unit: Any) -> Found:
 
 
 def zoom(distance: Distance, unit: Any) -> Found:
-    """The best of a short grid, then of two closer ones about its best: three calls.
+    """Search a short grid, then two finer ones around the best so far: three calls.
 
     >>> omega, value = zoom(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
     >>> round(float(omega), 2)
@@ -85,7 +85,7 @@ def zoom(distance: Distance, unit: Any) -> Found:
 
 
 def both(distance: Distance, unit: Any) -> Found:
-    """The better of `line` and `zoom`.
+    """Search by `line` and by `zoom`, and return the better result.
 
     >>> omega, value = both(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
     >>> round(float(omega), 2)
@@ -99,20 +99,20 @@ DEFAULT = "zoom"
 
 
 def _contracted(probe: Any, best: Any, step: Any) -> Any:
-    """A step towards the best; down, it is halved as often as it takes to stay at 0 or above."""
+    """Return the probe after a step towards the best; a step down is halved until it stays at 0 or above."""
     xp = namespace(probe)
     halvings = xp.ceil(xp.log2(xp.clip(step / xp.clip(probe, TINY, None), 1.0, None)))
     return xp.where(probe < best, probe + step, xp.clip(probe - step * 0.5**halvings, 0.0, None))
 
 
 def _better(new: Sequence[Any], old: Sequence[Any]) -> Found:
-    """Of two answers the better one, the old one where they are equal."""
+    """Return the better of two results, the old one where they are equal."""
     xp, better = namespace(new[1]), new[1] > old[1]
     return xp.where(better, new[0], old[0]), xp.where(better, new[1], old[1])
 
 
 def _best(distance: Distance, omegas: Any) -> tuple[Any, Any, Any]:
-    """The best candidate, its distance and its place."""
+    """Return the best candidate, its distance and its place."""
     found = distance(omegas)
     at = namespace(omegas).argmax(found, axis=0)[None]
     return _taken(omegas, at), _taken(found, at), at
@@ -123,10 +123,10 @@ def _taken(candidates: Any, at: Any) -> Any:
 
 
 def _column(values: Any, unit: Any) -> Any:
-    """Values along a new first axis, in the library and on the device of `unit`."""
+    """Return values along a new first axis, in the library and on the device of `unit`."""
     return _placed(tuple(values.tolist()), unit.ndim, namespace(unit), unit.device)
 
 
-@lru_cache(maxsize=64)  # a transfer stalls a device
+@lru_cache(maxsize=64)  # a transfer to a device stalls it
 def _placed(values: tuple[float, ...], axes: int, xp: Any, device: Any) -> Any:
     return xp.asarray(values, dtype=xp.float64, device=device).reshape(-1, *(1,) * axes)

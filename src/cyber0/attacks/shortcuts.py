@@ -1,13 +1,13 @@
-"""Two ways to see sooner where a rule ends up when all liars send the same vector.
+"""Two faster ways to compute what a rule returns when all liars send the same vector.
 
-Both are exact but for rounding, to 1e-7 of the largest length.
+Both are exact up to rounding, to 1e-7 of the largest length.
 
 Shapes: h honest vectors and L lies of k scalars, of which b are dropped at each end by `cwtm`.
 
 - The trimmed mean: of h honest values in ascending order and L times the value x, it is the mean of
   clip(x, honest[i + b - L], honest[i + b]) over i = 0 .. h + L - 2b - 1. So values are sorted once for all strengths.
-- A rule that only looks at distances (`isometric`) does the same to any rotation of its vectors. All honest vectors and
-  a direction span h + 1 dimensions at most, however many scalars a vector has.
+- A rule that depends on distances alone (`isometric`) commutes with rotations of its vectors. All honest vectors and a
+  direction span at most h + 1 dimensions, however many scalars a vector has.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ __all__ = ["in_few_dimensions", "is_cwtm", "trimmed_with_equal_lies"]
 
 
 def in_few_dimensions(scene: Scene, direction: Any) -> tuple[Scene, Any]:
-    """The scene about its honest mean and the direction, in coordinates of their span, on the host.
+    """Return the scene, centred at its honest mean, and the direction in coordinates of their span, on the host.
 
     The honest rows and the direction keep their distances and angles; the liars' rows are zeros.
 
@@ -48,7 +48,7 @@ def in_few_dimensions(scene: Scene, direction: Any) -> tuple[Scene, Any]:
 
 
 def trimmed_with_equal_lies(scene: Scene, byzantine: int) -> Callable[[Any], Any] | None:
-    """`cwtm` of the honest vectors and lies `[c, ..., k]`, as a function of the lies; None for more liars than b.
+    """Return a function from lies `[c, ..., k]` to `cwtm` of them and the honest vectors; None for more than b liars.
 
     >>> from cyber0.attacks.scene import observe
     >>> scene = observe(np.array([[1.0], [2.0], [6.0], [0.0]]), [3])

@@ -1,4 +1,4 @@
-"""Attacks that need no search: the truth, flipped signs, noise, zeros, and what is no number."""
+"""Attacks that need no search: no attack, sign flipping, noise, zeros, and values that are not finite."""
 # ruff: noqa: ARG001 (attacks share one signature)
 
 import math
@@ -50,7 +50,7 @@ def noise(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator
 
 
 def zero(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator) -> Any:
-    """The liars send zeros: lazy rather than malicious.
+    """The liars send zeros.
 
     >>> zero(np.array([[1.0], [2.0]]), [1], None, 0, np.random.default_rng(0))
     array([[0.]])

@@ -1,7 +1,7 @@
-"""Min-max and min-sum: as far from the honest mean as goes unnoticed among the distances of honest vectors.
+"""Min-max and min-sum: lies as far from the honest mean as the distances between honest vectors allow.
 
 Shejwalkar, Houmansadr. Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for Federated
-Learning. NDSS 2021. The paper approaches the greatest admissible gamma by halving steps; here it is solved for.
+Learning. NDSS 2021. The paper approximates the greatest admissible gamma by halving steps; here it is computed.
 """
 # ruff: noqa: ARG001 (attacks share one signature)
 
@@ -15,13 +15,14 @@ from cyber0.errors import InvalidAttack
 __all__ = ["DEVIATIONS", "min_max", "min_sum"]
 
 DEVIATIONS = ("sign", "std", "unit")
-TINY = 1e-300  # divides instead of zero
+TINY = 1e-300  # in place of zero in a denominator
 
 
 def min_max(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator, *, deviation: str = "std") -> Any:
-    """The mean pushed until a lie is as far from some honest vector as two honest ones are from each other at most.
+    """All liars send mean + gamma a, with the greatest gamma that keeps it within the diameter of the honest vectors.
 
-    The push is along minus the honest standard deviation ('std'), mean ('unit') or its signs ('sign').
+    No lie is farther from any honest vector than two honest ones are from each other. The `deviation` says along which
+    unit vector a to push: minus the honest standard deviation ('std'), the mean ('unit') or its signs ('sign').
 
     >>> import numpy as np
     >>> min_max(np.array([[1.0], [2.0], [3.0], [0.0]]), [3], None, 1, np.random.default_rng(0))
@@ -41,9 +42,10 @@ def min_max(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generat
 
 
 def min_sum(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator, *, deviation: str = "std") -> Any:
-    """The mean pushed until a lie has the greatest sum of squared distances to honest vectors that an honest one has.
+    """All liars send mean + gamma a, whose sum of squared distances to honest vectors is the largest of an honest one.
 
-    Those sums grow with the distance from the mean alone: a lie goes as far as the farthest honest vector.
+    That sum depends on the distance from the mean alone, so that a lie is as far from it as the farthest honest vector.
+    The `deviation` is that of `min_max`.
 
     >>> import numpy as np
     >>> min_sum(np.array([[1.0], [2.0], [3.0], [0.0]]), [3], None, 1, np.random.default_rng(0))
@@ -57,7 +59,7 @@ def min_sum(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generat
 
 
 def _direction(scene: Scene, deviation: str) -> Any:
-    """The unit vector of a push, `[..., k]`, or zeros where there is none."""
+    """Return the unit vector along which to push, `[..., k]`, or zeros where the deviation is zero."""
     if deviation not in DEVIATIONS:
         raise InvalidAttack(f"deviation = {deviation!r}: use one of {', '.join(DEVIATIONS)}")
     xp = namespace(scene.mean)

@@ -1,4 +1,4 @@
-"""Lies of the form m + omega a: the honest mean, pushed along a direction as far as the rule can be made to follow."""
+"""Lies of the form mean + omega direction, with the omega that moves the aggregate farthest from the honest mean."""
 
 import math
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from cyber0.errors import InvalidAttack
 __all__ = ["TARGETS", "distance_of", "pushed", "unit_of"]
 
 TARGETS = ("composition", "rule")
-HOST_BLOCK, DEVICE_BLOCK = 2**20, 2**25  # numbers handed to a rule at once, at most: what fits a cache, or a device
-WIDE = 4  # times as many scalars as vectors: from here on it pays to see them in few dimensions
-LEAST = 1e-9  # of the spread of the honest vectors: a direction shorter than this counts as this long
-TINY = 1e-300  # divides instead of zero
+HOST_BLOCK, DEVICE_BLOCK = 2**20, 2**25  # the most numbers in one call of a rule: what fits a cache, or a device
+WIDE = 4  # with more than so many scalars per vector and client, it is faster to reduce the dimension first
+LEAST = 1e-9  # the shortest length of a direction, in units of the spread of the honest vectors
+TINY = 1e-300  # in place of zero in a denominator
 
 
 def pushed(
@@ -55,7 +55,7 @@ def pushed(
 
 
 def _searched(scene: Scene, direction: Any, rule: Rule, byzantine: int, search: str | None) -> Any:
-    """The strength a search finds, `[..., 1]`."""
+    """Return the strength that a search finds, `[..., 1]`."""
     n, k = scene.vectors.shape[-2:]
     seen, along = in_few_dimensions(scene, direction) if k > WIDE * n and is_isometric(rule) else (scene, direction)
     omega, _ = SEARCHES[search or DEFAULT](distance_of(seen, along, rule, byzantine), unit_of(seen, along))
@@ -64,7 +64,7 @@ def _searched(scene: Scene, direction: Any, rule: Rule, byzantine: int, search: 
 
 
 def distance_of(scene: Scene, direction: Any, rule: Rule, byzantine: int) -> Callable[[Any], Any]:
-    """The function a search maximises: how far from the honest mean the rule ends up, `[c, ...]` to `[c, ...]`.
+    """Return the function that a search maximises: how far omegas `[c, ...]` move the rule from the honest mean.
 
     >>> import numpy as np
     >>> from cyber0.aggregation import mean
@@ -96,7 +96,7 @@ def distance_of(scene: Scene, direction: Any, rule: Rule, byzantine: int) -> Cal
 
 
 def unit_of(scene: Scene, direction: Any) -> Any:
-    """The omega that pushes a lie as far from the mean as an honest vector lies from it on average, `[...]`; or 1.
+    """Return the omega, `[...]`, that pushes a lie as far from the mean as honest vectors are on average; or 1.
 
     >>> import numpy as np
     >>> from cyber0.attacks.scene import observe

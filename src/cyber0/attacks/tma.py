@@ -15,9 +15,10 @@ __all__ = ["tma"]
 
 
 def tma(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator) -> Any:
-    """Where the mean of all n true values is positive, the b-th smallest honest value; elsewhere the b-th largest.
+    """All liars send, per coordinate, the b-th smallest honest value if the mean is positive, else the b-th largest.
 
-    Just inside what a trimmed mean drops, on the side away from the truth. A b of 0 counts as 1.
+    The mean is that of all n true values. Such a value is just inside what a trimmed mean keeps, on the side away from
+    the mean. b = 0 counts as 1.
 
     >>> import numpy as np
     >>> tma(np.array([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0], [4.0, -4.0]]), [3], None, 1, np.random.default_rng(0))

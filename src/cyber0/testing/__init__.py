@@ -1,6 +1,6 @@
-"""The contract of a rule, as a test: `check_rule` puts yours through what every rule of this library passes.
+"""Test your own rule: `check_rule` tests the laws that every rule of this library keeps.
 
-Plain functions that raise AssertionError, for pytest or anything else. torch is tested where it is installed.
+These are plain functions that raise AssertionError, for pytest or anything else. torch is tested if it is installed.
 
 >>> from cyber0.aggregation import get_rule
 >>> round(check_rule(get_rule("nnm+cwtm"), n=7, byzantine=2, kappa=3.0), 2)

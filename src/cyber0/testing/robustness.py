@@ -1,4 +1,4 @@
-"""How robust a rule is, measured: Definition 2 of the CyBeR-0 paper, over all honest subsets of few vectors."""
+"""Measure how robust a rule is (Definition 2 of the CyBeR-0 paper), over all honest subsets of few vectors."""
 
 from collections.abc import Iterator
 from itertools import combinations, product
@@ -13,7 +13,7 @@ __all__ = ["WorstCase", "measured_kappa", "worst_case"]
 
 
 class WorstCase(NamedTuple):
-    """The input on which a rule was farthest from honest: vectors `[n, k]`, the rows that are honest, and kappa.
+    """The input on which a rule did worst: vectors `[n, k]`, the rows that are honest, and kappa.
 
     >>> from cyber0.aggregation import krum
     >>> worst_case(krum, 4, 1).honest
@@ -26,10 +26,10 @@ class WorstCase(NamedTuple):
 
 
 def measured_kappa(rule: Rule, n: int = 7, byzantine: int = 2, *, trials: int = 300, seed: int = 0) -> float:
-    """The least kappa for which the rule can be (b, kappa)-robust (Definition 2), as far as was seen.
+    """Return a lower bound on the kappa for which the rule is (b, kappa)-robust (Definition 2).
 
-    That is |R - mean_H|^2 <= kappa / |H| sum over H of |v_i - mean_H|^2 for ALL honest subsets H of n - b vectors, over
-    all vectors of few values and many random and adversarial ones. No rule does better than b / (n - 2b).
+    It is the least kappa with |R - mean_H|^2 <= kappa / |H| sum over H of |v_i - mean_H|^2 for all honest subsets H of
+    n - b vectors, over many adversarial, random and small inputs. No rule has less than b / (n - 2b).
 
     >>> from cyber0.aggregation import cwtm
     >>> round(measured_kappa(cwtm, 5, 1), 2)
@@ -39,7 +39,7 @@ def measured_kappa(rule: Rule, n: int = 7, byzantine: int = 2, *, trials: int = 
 
 
 def worst_case(rule: Rule, n: int = 7, byzantine: int = 2, *, trials: int = 300, seed: int = 0) -> WorstCase:
-    """Where `measured_kappa` was found.
+    """Return the input on which `measured_kappa` was found.
 
     >>> from cyber0.aggregation import mean
     >>> worst_case(mean, 3, 1).kappa
@@ -63,7 +63,7 @@ def worst_case(rule: Rule, n: int = 7, byzantine: int = 2, *, trials: int = 300,
 
 
 def _adversarial(n: int, byzantine: int, trials: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Batches `[trial, n, k]`."""
+    """Yield batches of inputs `[trial, n, k]`."""
     for values in ((0.0, 1.0), (-1.0, 0.0, 1.0), (0.0, 1.0, 1e3)):
         if len(values) ** n <= 3000:
             yield np.array(list(product(values, repeat=n)))[..., None]

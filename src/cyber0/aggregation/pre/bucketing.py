@@ -22,8 +22,8 @@ __all__ = ["bucketing"]
 def bucketing(vectors: Any, byzantine: int, *, size: int = 2, seed: int = 0) -> Any:  # noqa: ARG001
     """Shuffle the vectors and replace each `size` of them by their mean; the last bucket may hold fewer.
 
-    The order they are shuffled from is that of their values, so the roster's order does not matter. The number of
-    buckets a liar can reach stays b, so a rule after this one needs more than 2b buckets.
+    They are sorted by value before they are shuffled, so that the order of the clients does not matter. Each liar
+    spoils one bucket, so that the rule that follows needs more than 2b buckets.
 
     >>> import numpy as np
     >>> bucketing(np.array([[1.0], [1.0], [1.0], [7.0]]), 1)

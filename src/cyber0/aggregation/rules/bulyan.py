@@ -18,7 +18,7 @@ __all__ = ["bulyan"]
 
 @on_rows()
 def bulyan(vectors: Any, byzantine: int) -> Any:
-    """Choose n - 2b vectors by Krum, one after the other; average the n - 4b values nearest to their median.
+    """Choose n - 2b vectors by Krum, one after the other; of each coordinate, average the n - 4b nearest to the median.
 
     >>> import numpy as np
     >>> bulyan(np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [90.0]]), 1)

@@ -1,4 +1,4 @@
-"""Coordinate by coordinate: the mean, the median and the trimmed mean.
+"""The mean, the median and the trimmed mean of each coordinate.
 
 Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018.
 """
@@ -13,7 +13,7 @@ __all__ = ["cwtm", "mean", "median"]
 
 @on_rows(squares=False, isometric=True)
 def mean(vectors: Any, byzantine: int) -> Any:  # noqa: ARG001
-    """The mean of all vectors: the best rule where nobody lies, and at the mercy of one who does.
+    """Return the mean of all vectors: the best rule if nobody lies, but a single liar can move it anywhere.
 
     >>> import numpy as np
     >>> mean(np.array([[1.0, 2.0], [3.0, 6.0]]), 0)
@@ -24,7 +24,7 @@ def mean(vectors: Any, byzantine: int) -> Any:  # noqa: ARG001
 
 @on_rows(squares=False)
 def median(vectors: Any, byzantine: int) -> Any:  # noqa: ARG001
-    """The median of each coordinate; of an even number of vectors, the mean of the middle two.
+    """Return the median of each coordinate; of an even number of vectors, the mean of the middle two.
 
     >>> import numpy as np
     >>> median(np.array([[1.0, 2.0], [3.0, 6.0], [9e9, 0.0]]), 1)
@@ -35,7 +35,7 @@ def median(vectors: Any, byzantine: int) -> Any:  # noqa: ARG001
 
 @on_rows(squares=False)
 def cwtm(vectors: Any, byzantine: int) -> Any:
-    """The coordinate-wise trimmed mean: of each coordinate drop the b largest and the b smallest, average the rest.
+    """Return the trimmed mean of each coordinate: drop the b largest and the b smallest values, average the rest.
 
     >>> import numpy as np
     >>> cwtm(np.array([[1.0, 2.0], [3.0, 6.0], [9e9, 0.0], [2.0, 5.0]]), 1)

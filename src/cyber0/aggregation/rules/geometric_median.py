@@ -22,7 +22,7 @@ def geometric_median(
     smoothing: float | None = None,
     start: str = "median",
 ) -> Any:
-    """The point with the least sum of distances to all vectors, found step by step.
+    """Return the point with the least sum of distances to all vectors, by Weiszfeld's iteration.
 
     It stops when a step is shorter than `tolerance` times the median distance from the start, or after `iterations`.
     Distances below `smoothing` count as `smoothing`. `start` is 'median' (of each coordinate) or 'zero'.
@@ -45,7 +45,10 @@ def geometric_median(
 
 
 def _step(offset: Any, near: Any, smoothing: Any) -> Any:
-    """Towards the vectors, weighted by 1/distance; without smoothing those nearer than `near` hold back."""
+    """Return a step towards the vectors, weighted by 1/distance.
+
+    Without smoothing, vectors nearer than `near` count as the point itself (Vardi and Zhang) and shorten the step.
+    """
     xp, distance = namespace(offset), norms(offset)
     weight = 1 / xp.maximum(distance, TINY if smoothing is None else smoothing)
     if smoothing is not None:

@@ -19,15 +19,15 @@ NEIGHBOURS = {"n-b-1": 1, "n-b-2": 2}
 
 @on_rows(squares=False, isometric=True)
 def krum(vectors: Any, byzantine: int, *, neighbours: int | str | None = None, power: float = 2) -> Any:
-    """The vector with the least sum of distances, to the given power, to its nearest neighbours.
+    """Return the vector with the least sum of distances, to the given power, to its nearest neighbours.
 
-    `neighbours` is a number or 'n-b-1' (the default) or 'n-b-2'; of vectors that score the same, the lesser is taken.
+    `neighbours` is a number, 'n-b-1' (the default) or 'n-b-2'. Of vectors with equal scores the lesser is chosen.
 
     >>> import numpy as np
     >>> krum(np.array([[1.0, 2.0], [1.5, 2.0], [9e9, 0.0], [2.0, 2.0]]), 1)
     array([1.5, 2. ])
     """
-    squared = squared_distances(in_range(vectors))  # what is chosen keeps all its digits
+    squared = squared_distances(in_range(vectors))  # scaled for the scores alone: the chosen vector keeps its bits
     score = scores(squared, _neighbours(neighbours, vectors.shape[-2], byzantine), power)
     best = smallest(score, 1, vectors)
     return vectors[best].reshape(vectors[..., 0, :].shape) + 0.0  # two vectors may differ in the sign of a zero
@@ -42,7 +42,7 @@ def multikrum(
     neighbours: int | str | None = None,
     power: float = 2,
 ) -> Any:
-    """The mean of the `chosen` (by default n - b) vectors with the best Krum scores.
+    """Return the mean of the `chosen` (by default n - b) vectors with the best Krum scores.
 
     >>> import numpy as np
     >>> multikrum(np.array([[1.0, 2.0], [1.5, 2.0], [9e9, 0.0], [2.0, 2.0]]), 1)
@@ -57,7 +57,7 @@ def multikrum(
 
 
 def scores(squared: Any, neighbours: int, power: float = 2) -> Any:
-    """The Krum score of each vector, from their squared distances `[..., n, n]`.
+    """Return the Krum score of each vector, from their squared distances `[..., n, n]`.
 
     >>> import numpy as np
     >>> scores(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]]), 1)
@@ -66,7 +66,7 @@ def scores(squared: Any, neighbours: int, power: float = 2) -> Any:
     if not power > 0:
         raise InvalidAggregation(f"power = {power} must be positive")
     xp = namespace(squared)
-    nearest = xp.sort(squared, axis=-1)[..., 1 : neighbours + 1]  # the first is its own
+    nearest = xp.sort(squared, axis=-1)[..., 1 : neighbours + 1]  # the first is the distance to itself
     return total(nearest if power == 2 else nearest ** (power / 2), axis=-1)
 
 

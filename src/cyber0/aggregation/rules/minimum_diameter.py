@@ -24,9 +24,9 @@ __all__ = ["minimum_diameter"]
 
 @on_rows(isometric=True)
 def minimum_diameter(vectors: Any, byzantine: int, *, most: int = 100_000) -> Any:
-    """The mean of the n - b vectors whose farthest two are nearest, found by trying all subsets, `most` at most.
+    """Return the mean of the n - b vectors with the smallest diameter, found by trying all subsets, at most `most`.
 
-    Many subsets can share a diameter: of those, the one with the least sum of squared distances.
+    Of subsets with the same diameter, the one with the least sum of squared distances is taken.
 
     >>> import numpy as np
     >>> minimum_diameter(np.array([[0.0], [1.0], [2.0], [9.0]]), 1)
