@@ -23,6 +23,7 @@ from cyber0.aggregation.pre.bucketing import bucketing
 from cyber0.aggregation.pre.clip import clip
 from cyber0.aggregation.pre.nnm import nnm
 from cyber0.aggregation.registry import PREAGGREGATIONS, RULES, Composition, compose, get_rule, is_isometric, is_ours
+from cyber0.aggregation.rows import namespace, safe_scale, to_numpy
 from cyber0.aggregation.rule import Rule, RuleWithMemory
 from cyber0.aggregation.rules.bulyan import bulyan
 from cyber0.aggregation.rules.centered_clipping import CenteredClippingPrevious, centered_clipping
@@ -61,8 +62,11 @@ __all__ = [
     "median",
     "minimum_diameter",
     "multikrum",
+    "namespace",
     "nnm",
     "on_rows",
+    "safe_scale",
+    "to_numpy",
     "trimmed_mean",
     "with_memory",
 ]

@@ -17,14 +17,12 @@ from weakref import WeakSet
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from cyber0.aggregation.rows import namespace
+from cyber0.aggregation.rows import ABOVE, BELOW, namespace, safe_scale
 from cyber0.aggregation.rule import Rule
 from cyber0.errors import InvalidAggregation
 
 __all__ = ["check_shape", "convert_like", "in_range", "is_isometric_step", "like", "on_host", "on_rows", "widened"]
 
-ABOVE, DOWN = 2.0**400, 2.0**-600
-BELOW, UP = 2.0**-400, 2.0**600
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST = float(np.finfo(np.float64).max)
 ISOMETRIC: WeakSet[Rule] = WeakSet()  # functions declared so
@@ -150,13 +148,9 @@ def _scale(rows: Any) -> Any:
     if rows.ndim == 2 and xp is np and rows.size * BELOW**2 < np.vdot(rows, rows) < ABOVE**2:
         return None  # fastest: where the sum of squares is in this range, so is the largest value
     peak = xp.max(xp.abs(rows), axis=(-2, -1), keepdims=True)
-    if xp is np:  # reading a value from a device would stall it
-        if not np.isfinite(peak).all():
-            raise InvalidAggregation("vectors holds a value that is not finite: leave such vectors out")
-        if ((peak > BELOW) & (peak < ABOVE)).all():
-            return None
-    one = xp.ones_like(peak)
-    return xp.where(peak > ABOVE, DOWN * one, xp.where(peak < BELOW, UP * one, one))
+    if xp is np and not np.isfinite(peak).all():
+        raise InvalidAggregation("vectors holds a value that is not finite: leave such vectors out")
+    return safe_scale(peak)
 
 
 def _unscaled(result: Any, scale: Any) -> Any:

@@ -4,20 +4,61 @@ import math
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, to_device
 
 from cyber0.aggregation import native
 from cyber0.aggregation.blocks import in_blocks
 from cyber0.errors import UnknownName
 
-__all__ = ["average", "median_row", "namespace", "norms", "shortened", "starting_point", "total", "trimmed"]
+__all__ = [
+    "average",
+    "median_row",
+    "namespace",
+    "norms",
+    "safe_scale",
+    "shortened",
+    "starting_point",
+    "to_numpy",
+    "total",
+    "trimmed",
+]
 
+ABOVE, DOWN = 2.0**400, 2.0**-600
+BELOW, UP = 2.0**-400, 2.0**600
 TINY = 1e-300  # in place of zero in a denominator
 
 
 def namespace(array: Any) -> Any:
-    """Return NumPy itself for its arrays, since its own functions are faster; else the library by array-api-compat."""
-    return np if isinstance(array, np.ndarray) else array_namespace(array)
+    """Return NumPy itself for its arrays, since its own functions are faster; else the library by array-api-compat.
+
+    >>> namespace(np.ones(1)) is np
+    True
+    """
+    return np if isinstance(array, np.ndarray | np.generic) else array_namespace(array)
+
+
+def to_numpy(array: Any) -> Any:
+    """Return an array of any library and device as a NumPy array.
+
+    >>> to_numpy(np.ones(1))
+    array([1.])
+    """
+    return array if namespace(array) is np else np.asarray(to_device(array, "cpu"))
+
+
+def safe_scale(peak: Any) -> Any:
+    """Return powers of two that scale values of these sizes so that squares do not overflow or underflow; None for 1.
+
+    On a device they are always returned, since reading a value from a device would stall it.
+
+    >>> safe_scale(np.array([1.0])), safe_scale(np.array([1e300])) < 1e-150
+    (None, array([ True]))
+    """
+    xp = namespace(peak)
+    if xp is np and ((peak > BELOW) & (peak < ABOVE)).all():
+        return None
+    one = xp.ones_like(peak)
+    return xp.where(peak > ABOVE, DOWN * one, xp.where(peak < BELOW, UP * one, one))
 
 
 def average(rows: Any) -> Any:

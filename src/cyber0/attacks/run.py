@@ -13,9 +13,9 @@ from numpy.random import Generator as RandomGenerator
 from numpy.typing import NDArray
 
 from cyber0 import registry
-from cyber0.aggregation import convert_like
+from cyber0.aggregation import convert_like, to_numpy
 from cyber0.attacks.registry import get_attack, name_of, searches
-from cyber0.attacks.scene import CONTEXT, Attack, Liars, Rule, namespace, on_host, rows, rows_of
+from cyber0.attacks.scene import CONTEXT, Attack, Liars, Rule, namespace, rows, rows_of
 from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidAttack
 
 __all__ = ["AttackRun", "AttackWithState", "CorruptsLabels", "mount"]
@@ -122,7 +122,7 @@ class AttackRun:
             return self._replaced(vectors, lying, lies(vectors, liars))
         if vectors.ndim > 3:  # several runs: a client left out in one of them is not left out in the others
             return self._mount_each(vectors, liars, rule, byzantine, round=round, model=model, rng=rng)
-        shown, places = _finite(vectors, on_host(lying), on_host(honest))
+        shown, places = _finite(vectors, to_numpy(lying), to_numpy(honest))
         try:
             return vectors if shown is None else self._replaced(vectors, lying, lies(shown, places))
         except InvalidAggregation:  # too few votes are left for the rule: the round will make no commit
@@ -260,7 +260,7 @@ def _asked(attack: Attack) -> tuple[str, ...]:
 def _finite(vectors: Any, lying: NDArray[np.int64], honest: NDArray[np.int64]) -> tuple[Any, Any]:
     """Return the votes `[..., m, k]` that an attack can be shown, and the liars' rows in them; None without any."""
     xp = namespace(vectors)
-    finite = on_host(xp.all(xp.isfinite(vectors), axis=-1 if vectors.ndim == 2 else (0, 2)))
+    finite = to_numpy(xp.all(xp.isfinite(vectors), axis=-1 if vectors.ndim == 2 else (0, 2)))
     truthful = honest[finite[honest]]
     if len(truthful) == 0:
         return None, None

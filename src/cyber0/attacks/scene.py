@@ -12,9 +12,7 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-import numpy as np
-from array_api_compat import array_namespace, to_device
-
+from cyber0.aggregation import Rule, namespace, safe_scale
 from cyber0.errors import InvalidAttack
 
 __all__ = [
@@ -27,7 +25,6 @@ __all__ = [
     "check_factor",
     "namespace",
     "observe",
-    "on_host",
     "rows",
     "rows_of",
     "unreported",
@@ -35,15 +32,12 @@ __all__ = [
 
 Attack = Callable[..., Any]
 """attack(vectors, liars, rule, byzantine, rng, **options) -> what the liars send."""
-Rule = Callable[..., Any]
 Liars = Iterable[int]
 Report = Callable[[str, Any], None]
-"""report(name, value): tell the history something about this round."""
+"""report(name, value): add a value to the history of this round."""
 
 CONTEXT = ("model", "report", "round", "seed")  # keyword-only parameters that a run supplies
 
-ABOVE, DOWN = 2.0**400, 2.0**-600
-BELOW, UP = 2.0**-400, 2.0**600
 FACTOR = 1e100
 
 
@@ -62,6 +56,7 @@ class Scene:
     def deviation(self) -> Any:
         """The standard deviation (ddof 1) of each coordinate of the honest vectors, `[..., k]`; 0 if there is only one.
 
+        >>> import numpy as np
         >>> observe(np.array([[1.0, 5.0], [9.9, 9.9], [3.0, 5.0]]), [1]).deviation
         array([1.41421356, 0.        ])
         """
@@ -71,6 +66,7 @@ class Scene:
     def in_range(self, values: Any) -> Any:
         """Return values `[..., any, k]` without the scale, clipped to the range of the vectors' type.
 
+        >>> import numpy as np
         >>> observe(np.ones((2, 1), dtype=np.float32), []).in_range(np.array([[1e99]]))
         array([[3.40282347e+38]])
         """
@@ -84,6 +80,7 @@ class Scene:
     def sent(self, values: Any) -> Any:
         """Return what the liars send, `[..., liars, k]`: values `[..., 1 or liars, k]` in the type of the vectors.
 
+        >>> import numpy as np
         >>> observe(np.ones((3, 2), dtype=np.float32), [0, 2]).sent(np.array([[7.0, 8.0]]))
         array([[7., 8.],
                [7., 8.]], dtype=float32)
@@ -95,6 +92,7 @@ class Scene:
 def observe(vectors: Any, liars: Liars) -> Scene:
     """Return the scene of these vectors; refuse one without honest vectors.
 
+    >>> import numpy as np
     >>> observe(np.array([[1.0], [9.0], [4.0]]), liars=[1]).mean
     array([2.5])
     """
@@ -103,7 +101,9 @@ def observe(vectors: Any, liars: Liars) -> Scene:
         raise InvalidAttack(f"liars = all {len(lying)} rows: this attack needs at least one honest vector")
     xp = namespace(vectors)
     numbers = xp.astype(vectors, xp.float64, copy=False)
-    scale = _scale(numbers) if vectors.dtype.itemsize == 8 else None
+    scale = None
+    if vectors.dtype.itemsize == 8:
+        scale = safe_scale(xp.max(xp.abs(numbers), axis=(-2, -1), keepdims=True))
     numbers = numbers if scale is None else numbers * scale
     seen = numbers[..., honest, :]
     return Scene(numbers, seen, xp.mean(seen, axis=-2), scale, lying, vectors)
@@ -112,6 +112,7 @@ def observe(vectors: Any, liars: Liars) -> Scene:
 def rows(vectors: Any, indices: Any) -> Any:
     """Return a copy of some rows.
 
+    >>> import numpy as np
     >>> rows(np.array([[1.0], [2.0], [3.0]]), np.array([0, 2]))
     array([[1.],
            [3.]])
@@ -122,6 +123,7 @@ def rows(vectors: Any, indices: Any) -> Any:
 def rows_of(vectors: Any, liars: Liars) -> tuple[Any, Any]:
     """Return the row indices of the liars and of the honest, on the device of the vectors.
 
+    >>> import numpy as np
     >>> rows_of(np.zeros((4, 1)), [1, 3])
     (array([1, 3]), array([0, 2]))
     """
@@ -162,33 +164,6 @@ def check_factor(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) <= FACTOR:
         raise InvalidAttack(f"{name} = {value!r} must be a number from {-FACTOR} to {FACTOR}")
-
-
-def _scale(numbers: Any) -> Any:
-    xp = namespace(numbers)
-    peak = xp.max(xp.abs(numbers), axis=(-2, -1), keepdims=True)
-    if xp is np and bool(((peak > BELOW) & (peak < ABOVE)).all()):  # reading a value from a device would stall it
-        return None
-    one = xp.ones_like(peak)
-    return xp.where(peak > ABOVE, DOWN * one, xp.where(peak < BELOW, UP * one, one))
-
-
-def namespace(array: Any) -> Any:
-    """Return NumPy itself for its arrays, since its own functions are faster; else the library by array-api-compat.
-
-    >>> namespace(np.ones(1)) is np
-    True
-    """
-    return np if isinstance(array, np.ndarray | np.generic) else array_namespace(array)
-
-
-def on_host(array: Any) -> Any:
-    """Return an array of any library and device as a NumPy array.
-
-    >>> on_host(np.ones(1))
-    array([1.])
-    """
-    return array if namespace(array) is np else np.asarray(to_device(array, "cpu"))
 
 
 def unreported(name: str, value: Any) -> None:

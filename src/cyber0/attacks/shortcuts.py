@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from cyber0.aggregation import Composition, cwtm
-from cyber0.attacks.scene import Rule, Scene, namespace, on_host
+from cyber0.aggregation import Composition, cwtm, to_numpy
+from cyber0.attacks.scene import Rule, Scene, namespace
 
 __all__ = ["in_few_dimensions", "is_cwtm", "trimmed_with_equal_lies"]
 
@@ -35,10 +35,10 @@ def in_few_dimensions(scene: Scene, direction: Any) -> tuple[Scene, Any]:
     xp = namespace(scene.honest)
     centred = xp.concat([scene.honest - scene.mean[..., None, :], direction[..., None, :]], axis=-2)
     squares = xp.matmul(centred, xp.matrix_transpose(centred))
-    values, vectors = np.linalg.eigh(on_host(squares))
+    values, vectors = np.linalg.eigh(to_numpy(squares))
     coordinates = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
     honest = coordinates[..., :-1, :]
-    lying: Any = on_host(scene.liars)
+    lying: Any = to_numpy(scene.liars)
     others = [row for row in range(honest.shape[-2] + len(lying)) if row not in lying]
     rows = np.zeros((*honest.shape[:-2], len(others) + len(lying), honest.shape[-1]))
     rows[..., others, :] = honest

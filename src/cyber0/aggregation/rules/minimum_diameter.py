@@ -10,13 +10,12 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from array_api_compat import to_device
 from numpy.typing import NDArray
 
 from cyber0.aggregation.choice import by_value
 from cyber0.aggregation.decorators import on_rows
 from cyber0.aggregation.distances import chosen_sums, squared_distances
-from cyber0.aggregation.rows import namespace
+from cyber0.aggregation.rows import namespace, to_numpy
 from cyber0.errors import InvalidAggregation
 
 __all__ = ["minimum_diameter"]
@@ -39,16 +38,12 @@ def minimum_diameter(vectors: Any, byzantine: int, *, most: int = 100_000) -> An
             f"byzantine = {byzantine} of n = {n} vectors leaves {count} subsets to try: raise most = {most}"
         )
     xp = namespace(vectors)
-    squared, order = _on_host(squared_distances(vectors)), _on_host(by_value(vectors))
+    squared, order = to_numpy(squared_distances(vectors)), to_numpy(by_value(vectors))
     chosen = np.zeros((math.prod(squared.shape[:-2]), n), dtype=np.bool)
     for row, one, places in zip(chosen, squared.reshape(-1, n, n), order.reshape(-1, n), strict=True):
         row[places[_best(one[places][:, places], byzantine)]] = True
     mask = xp.asarray(chosen.reshape(*squared.shape[:-2], 1, n), device=vectors.device)
     return chosen_sums(mask, vectors)[..., 0, :] / (n - byzantine)
-
-
-def _on_host(array: Any) -> NDArray[Any]:
-    return np.asarray(to_device(array, "cpu"))
 
 
 def _best(squared: NDArray[np.float64], byzantine: int) -> NDArray[np.intp]:
