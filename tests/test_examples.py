@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import processes
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("my_*.py"))
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    return processes.run(arguments, capture_output=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -27,7 +28,8 @@ def test_the_command_in_its_first_line(example):
 
 
 def test_a_rule_of_your_own_is_put_to_the_test():
-    done = run("examples/my_rule.py")
+    command = [sys.executable, "examples/my_rule.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

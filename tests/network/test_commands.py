@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests import processes
 from tests.network.parties import free_port
 from typer.testing import CliRunner
 
@@ -28,19 +29,18 @@ main()
 RUN = ["--clients", "3", "--byzantine", "1", "--directions", "4", "--source", "embedded"]
 
 
-def command(*arguments, blocked=False):
+def command(*arguments, blocked=False, fresh=True):
     start = ["-c", BLOCK] if blocked else ["-m", "cyber0"]
-    return subprocess.Popen(
-        [sys.executable, *start, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    words = [*start, *map(str, arguments)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    if fresh:
+        return subprocess.Popen([sys.executable, *words], text=True, **options)
+    return processes.Popen(words, **options)
 
 
-def join(address, name, folder, *more):
-    return command("join", address, "--name", name, "--state", folder / "state", "--device", "cpu", *more)
+def join(address, name, folder, *more, fresh=True):
+    words = ("join", address, "--name", name, "--state", folder / "state", "--device", "cpu", *more)
+    return command(*words, fresh=fresh)
 
 
 def until(process, text):
@@ -54,7 +54,7 @@ def test_a_federator_without_torch_stops_and_is_continued_from_its_ledger_alone(
     ledger, address = tmp_path / "run.ledger", f"127.0.0.1:{free_port()}"
     serve = ["serve", "--ledger", ledger, "--listen", address]
     federator = command(*serve, *RUN, "--rounds", "150", blocked=True)
-    clients = [join(address, f"client-{number}", tmp_path, "--evaluate") for number in range(3)]
+    clients = [join(address, f"client-{number}", tmp_path, "--evaluate", fresh=number == 0) for number in range(3)]
     until(federator, "client-2 is here")
     federator.send_signal(signal.SIGTERM)
     out, _ = federator.communicate()
@@ -71,7 +71,7 @@ def test_a_federator_without_torch_stops_and_is_continued_from_its_ledger_alone(
         assert verify(file).findings == []
     assert mark in out
     assert all(mark in said and "accuracy" in said for said in outs)
-    other = command(*serve, "--rounds", "7")
+    other = command(*serve, "--rounds", "7", fresh=False)
     assert "the ledger holds another run" in other.communicate()[0]
     assert other.returncode == 1
 

@@ -2,13 +2,13 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import processes
 from tests.protocol.ledgers import decisions, fill, identity
 
 from cyber0.errors import InvalidLedger
@@ -134,6 +134,7 @@ def test_both_ledgers_hold_the_same(tmp_path_factory, rounds, cut, seed):
 
 APPEND = """
 import sys
+from tests import processes
 from tests.protocol.ledgers import decisions, identity
 from cyber0.protocol.sqlite import File
 with File(sys.argv[1]) as ledger:
@@ -147,7 +148,7 @@ with File(sys.argv[1]) as ledger:
 
 
 def start(path):
-    return subprocess.Popen([sys.executable, "-c", APPEND, path], stdout=subprocess.PIPE, text=True)
+    return processes.Popen(["-c", APPEND, path], stdout=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("after", [1, 2, 37, 150])

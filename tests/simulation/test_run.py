@@ -7,10 +7,10 @@ import subprocess
 import sys
 import time
 import tomllib
-from functools import partial
 
 import pytest
 from safetensors.numpy import load_file
+from tests import processes
 from typer.testing import CliRunner
 
 from cyber0.cli import app, main
@@ -82,8 +82,8 @@ def test_a_killed_run_continues_to_the_same_model(tmp_path, algorithm):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = [*SMALL, "--rounds", "150", "--algorithm", algorithm, "--local-epochs", "2", "--attack", "alie"]
     options += ["--participation", "0.9", "--dropout", "0.2"]
-    command = [sys.executable, "-m", "cyber0", "run", *options, "--out", str(killed)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    command = ["-m", "cyber0", "run", *options, "--out", str(killed)]
+    process = processes.Popen(command, stdout=subprocess.DEVNULL)
     while not (killed / "metrics.jsonl").exists() or len(lines_of(killed)) < 4:
         assert process.poll() is None, "it ended before it could be killed"
         time.sleep(0.005)
@@ -100,9 +100,8 @@ def test_a_killed_run_continues_to_the_same_model(tmp_path, algorithm):
 
 def test_control_c_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "cyber0", "run", *SMALL, "--rounds", "100000", "--out", str(out)]
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background job's children ignore it
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
+    command = ["-m", "cyber0", "run", *SMALL, "--rounds", "100000", "--out", str(out)]
+    process = processes.Popen(command, stdout=subprocess.PIPE)
     while not (out / "metrics.jsonl").exists() or len(lines_of(out)) < 3:
         assert process.poll() is None
         time.sleep(0.005)

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from tests import processes
 from typer.testing import CliRunner
 
 from cyber0.cli import app
@@ -101,18 +103,19 @@ def test_a_process_that_dies_takes_no_other_run_with_it(tmp_path, monkeypatch):
 
 def test_a_killed_study_goes_on_where_it_was(tmp_path):
     (tmp_path / "recipe.toml").write_text(Recipe.of({**KEYS, "seeds": 6}).to_toml())
-    command = [sys.executable, "-m", "cyber0", "study", str(tmp_path / "recipe.toml"), "--jobs", "1"]
+    command = ["-m", "cyber0", "study", str(tmp_path / "recipe.toml"), "--jobs", "1"]
     command += ["--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = processes.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     while not list((tmp_path / "out").glob("runs/*.json")):
         assert process.poll() is None
+        time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
     done = {path.name for path in (tmp_path / "out").glob("runs/*.json")}
     assert 0 < len(done) < 12
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    again = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
     assert f"{len(done)} of 12 runs are done already" in again.stdout
     alone, _ = played(tmp_path / "alone", {**KEYS, "seeds": 6})
     kept = [json.loads((tmp_path / "out" / "runs" / name).read_text()) for name in sorted(done)]

@@ -4,14 +4,14 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
-from functools import partial
+import time
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import processes
 
 from cyber0.config import RunConfig
 from cyber0.protocol.export import to_bytes
@@ -192,17 +192,16 @@ def test_a_process_that_dies_leaves_its_run_to_the_next(tmp_path, monkeypatch):
 
 LONG = {**SMALL, "rounds": 800, "evaluate_every": 10}
 KEYS = {"seeds": 1, "keep": True, "base": LONG, "axes": {"algorithm": ["cyber0", "fedavg"]}}
-HEED = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background job's children ignore it
 
 
 def stopped(command, folder, more, by):
     """Stop a study by a signal to its first process, once one of its runs has some `more` evaluations."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, preexec_fn=HEED)
+    process = processes.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     names = ("cyber0_seed0", "fedavg_seed0")
     before = {name: found(folder / name) for name in names}
     while all(len(found(folder / name)) < len(before[name]) + more for name in names):
         assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.005)
     process.send_signal(by)
     said, _ = process.communicate(timeout=120)  # ends when no process of the study is left to write to the pipe
     return process.returncode, said, {name: found(folder / name) for name in names}
@@ -214,7 +213,7 @@ def found(folder):
 
 def test_a_study_killed_and_stopped_ends_like_one_that_was_not(tmp_path):
     (tmp_path / "recipe.toml").write_text(Recipe.of(KEYS).to_toml())
-    command = [sys.executable, "-m", "cyber0", "study", str(tmp_path / "recipe.toml"), "--jobs", "2", "--out"]
+    command = ["-m", "cyber0", "study", str(tmp_path / "recipe.toml"), "--jobs", "2", "--out"]
     out, alone = tmp_path / "out", tmp_path / "alone"
     code, _, killed = stopped([*command, str(out)], out / "unfinished", 3, signal.SIGKILL)
     assert code == -signal.SIGKILL
@@ -223,7 +222,7 @@ def test_a_study_killed_and_stopped_ends_like_one_that_was_not(tmp_path):
     assert "runs under way up to their last evaluation. Give the same command to go on" in said
     assert not list(out.glob("runs/*.json"))
     for folder in (out, alone):
-        subprocess.run([*command, str(folder)], capture_output=True, check=True)
+        processes.run([*command, str(folder)], capture_output=True, check=True)
     for name, lines in interrupted.items():
         ours, theirs = (json.loads((folder / "runs" / f"{name}.json").read_text()) for folder in (out, alone))
         assert [line["seconds"] for line in ours["lines"][: len(lines)]] == [line["seconds"] for line in lines]

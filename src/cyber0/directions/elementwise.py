@@ -112,7 +112,7 @@ def numpy_backend(chunk: int = 2**14) -> Elementwise:
     """The reference: slow, and the definition every other backend is compared with.
 
     >>> from cyber0.directions import DirectionKey, sample
-    >>> sample(DirectionKey(seed=1, round=0), 3, backend=numpy_backend(chunk=2)).dtype
+    >>> sample(DirectionKey(seed=1, round=0), 3, backend=numpy_backend(chunk=1000)).dtype
     dtype('float32')
     """
     import array_api_compat.numpy as xp

