@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS ?= train,text,study,ray,flower
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check style bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -22,14 +22,20 @@ help:  ## list the targets
 demo: .venv/ready  ## a federation with liars on embedded digits: a mean and a robust rule, side by side
 	@$(BIN)/cyber0 demo
 
-check: .venv/ready  ## ruff, pyright (strict), import-linter
+check: style  ## ruff, pyright (strict), import-linter
+	@$(BIN)/basedpyright --level error
+
+style: .venv/ready
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/basedpyright --level error
 	@$(BIN)/lint-imports --no-cache
 
-test: check  ## everything CI runs: check, then all tests, doctests and documentation snippets
-	@OMP_NUM_THREADS=1 $(BIN)/pytest  # so that a busy machine is slow, not stuck
+# Types are checked beside the tests. One thread each: a busy machine is slow then, not stuck.
+test: style  ## everything CI runs: check, all tests, doctests and documentation snippets
+	@types=$$(mktemp); $(BIN)/basedpyright --level error >$$types 2>&1 & checker=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20; status=$$?; \
+	wait $$checker || { cat $$types; status=1; }; \
+	rm -f $$types; exit $$status
 
 bench: .venv/ready  ## measure speed as ratios to a peer in the same run; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks

@@ -2,10 +2,20 @@
 
 from importlib.util import find_spec
 
+import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
+from cyber0.threads import cores
+
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"]).pytest()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores, for there are tests that wait; the longest one waits about as long as eight work."""
+    return min(cores(), 8) + 1
+
 
 collect_ignore: list[str] = []
 if not find_spec("triton"):
