@@ -150,10 +150,10 @@ def two_forwards(model: Any, given: list[Batch]) -> dict[str, Work]:
 def own_forward(walk: Any, tokens: torch.Tensor) -> torch.Tensor:
     """The walk's model, unperturbed; a round that came before may have left its commit pending."""
     walk.parameters.settle()
-    return walk.still(tokens)
+    return walk.unperturbed(tokens)
 
 
-def still_forwards(walk: Any, given: list[Batch]) -> dict[str, Work]:
+def own_forwards(walk: Any, given: list[Batch]) -> dict[str, Work]:
     """The same by the walk's model, whose vectors are float32."""
     tokens = given[0][0].flatten(0, 1)
     both = torch.cat([tokens, tokens])
@@ -182,7 +182,7 @@ def one_client(setting: Setting) -> Result:
         {
             OURS: a_round(walk, parameters, given),
             **two_forwards(model, given),
-            **still_forwards(walk, given),
+            **own_forwards(walk, given),
             MEZO: mezo(setting.copy("bfloat16"), first),
             PUBLISHED: mezo(setting.copy("bfloat16"), first, published=True),
         },
@@ -205,7 +205,7 @@ def agreement(walk: Any, model: Any, tokens: torch.Tensor) -> None:
 
 def many_clients(setting: Setting) -> Result:
     (walk, parameters), given = walker(setting), setting.batches(setting.clients)
-    works = {**two_forwards(setting.copy("bfloat16"), given), **still_forwards(walk, given)}
+    works = {**two_forwards(setting.copy("bfloat16"), given), **own_forwards(walk, given)}
     times = setting.times({OURS: a_round(walk, parameters, given), **works})
     what = f"{setting.clients} clients: throughput, in that of two plain forwards"
     return compared(times), [goal(what, ratio(times, fastest(times), OURS), 0.98, at_most=False)]
@@ -277,14 +277,14 @@ def candidates(setting: Setting) -> dict[str, dict[str, Callable[[Any], Work]]]:
         parameters = Parameters.of(model)
         return a_round(Walk(parameters, cross_entropy, arithmetic=torch.bfloat16), parameters, given)
 
-    def still(model: Any) -> Work:
+    def unperturbed(model: Any) -> Work:
         walk: Any = Walk(Parameters.of(model), cross_entropy, arithmetic=torch.bfloat16)
         return captured(lambda: own_forward(walk, both), setting.device)
 
     return {
         "masters": {
             f"{OURS}, bf16 masters": ours,
-            "plain: the walk's own, both as one batch, captured": still,
+            "plain: the walk's own, both as one batch, captured": unperturbed,
         },
         "bfloat16": {
             "plain: transformers, both as one batch, captured": lambda m: captured(plain(m, both), setting.device),

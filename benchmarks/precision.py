@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.measure import Row, report
 from cyber0.config import merged
-from cyber0.layerwise import Precision, Walk, prepared
+from cyber0.layerwise import Precision, Walk, in_precision
 from cyber0.layerwise.measure import arithmetic_of
 from cyber0.parameters import Parameters
 from cyber0.simulation import Simulation
@@ -57,7 +57,7 @@ def compared(precision: Precision, exact: NDArray[np.float64], found: NDArray[np
 
 def measured(simulation: Simulation, precision: Precision, directions: int) -> NDArray[np.float64]:
     """The scalars [directions, clients] of the model as it stands."""
-    module = prepared(deepcopy(simulation.parameters.module), precision)
+    module = in_precision(deepcopy(simulation.parameters.module), precision)
     walk = Walk(Parameters.of(module), simulation.task.losses, arithmetic_of(precision))
     batch = walk.batch(*simulation.population.batches(0, 0, np.arange(12)))
     plan = simulation.config.plan

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cyber0.commit import Commit
-from cyber0.directions import Cpu, DirectionKey, combine, descend, fingerprint, perturb_both, sample
+from cyber0.directions import Cpu, DirectionKey, combine, descend, fingerprint, perturb_pair, sample
 from cyber0.directions.select import host
 from cyber0.estimate import estimate
 from cyber0.parameters import Parameters, to_bf16
@@ -56,8 +56,8 @@ def test_perturb_and_descend(backend, family, dtype, start, size, magnitude):
     coefficients = np.random.default_rng(0).normal(size=5) * magnitude * 2.0**-8
     where = {"start": start, "family": family}
     for reference, cuda in zip(
-        perturb_both(w, KEY, magnitude * 1e-3, out=pair(w, dtype), **where),
-        perturb_both(w.cuda(), KEY, magnitude * 1e-3, out=pair(w.cuda(), dtype), backend=backend, **where),
+        perturb_pair(w, KEY, magnitude * 1e-3, out=pair(w, dtype), **where),
+        perturb_pair(w.cuda(), KEY, magnitude * 1e-3, out=pair(w.cuda(), dtype), backend=backend, **where),
         strict=True,
     ):
         assert same(cuda, reference)

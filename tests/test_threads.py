@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from cyber0.threads import together
+from cyber0.threads import run_in_threads
 
 
 def test_no_work_is_left_running():
@@ -19,5 +19,5 @@ def test_no_work_is_left_running():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        together(2, [slow, fails, slow])
+        run_in_threads(2, [slow, fails, slow])
     assert not running

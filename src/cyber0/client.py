@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.directions import COMPRESSED_EPOCH, Backend, combine, project
-from cyber0.directions.select import on_device
+from cyber0.directions.select import device_of
 from cyber0.estimate import Losses, estimate
 from cyber0.layerwise.measure import Measure
 from cyber0.parameters import Parameters
@@ -96,7 +96,7 @@ def projected(
     where: dict[str, Any] = {"family": plan.family, "dimension": size, "backend": backend}
     totals = np.zeros(plan.directions)
     for entry, flat in parameters:
-        update = combine(keys, scalars, entry.size, start=entry.start, device=on_device(flat), **where)
+        update = combine(keys, scalars, entry.size, start=entry.start, device=device_of(flat), **where)
         part = project(update, plan.keys(round, COMPRESSED_EPOCH), start=entry.start, **where)
         totals += part.cpu().numpy()
     return (totals * plan.projection(size)).astype(np.float32)

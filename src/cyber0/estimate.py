@@ -23,11 +23,11 @@ from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivate
 
 from cyber0.directions import Backend, DirectionKey, Family, project, sample
 from cyber0.directions.api import prepare
-from cyber0.directions.select import on_device
+from cyber0.directions.select import device_of
 from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss, UnknownName
 from cyber0.parameters import Parameters
 
-__all__ = ["Losses", "Method", "called", "estimate", "full_precision", "refuse_random"]
+__all__ = ["Losses", "Method", "call_with", "estimate", "full_precision", "refuse_random"]
 
 Losses = Callable[[Any, Any], torch.Tensor]
 """losses(model, batch) -> one loss for each sample, a tensor of shape [batch]."""
@@ -109,13 +109,13 @@ class _Objective(torch.nn.Module):
 
     def at(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         """The losses at other weights than the model's own."""
-        return called(self, {f"model.{name}": w for name, w in weights.items()})
+        return call_with(self, {f"model.{name}": w for name, w in weights.items()})
 
 
-def called(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], *inputs: Any) -> Any:
+def call_with(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], *inputs: Any) -> Any:
     """What a module gives with other tensors in place of its parameters, whoever shares them.
 
-    >>> called(torch.nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, torch.ones(2)).item()
+    >>> call_with(torch.nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, torch.ones(2)).item()
     2.0
     """
     found = {id(parameter): weights[name] for name, parameter in module.named_parameters() if name in weights}
@@ -190,11 +190,11 @@ def _perturbed(
     minus: dict[str, torch.Tensor],
 ) -> Iterator[int]:
     """Write w + mu z and w - mu z into the scratch tensors, for one direction after the other."""
-    devices = {on_device(flat) for _, flat in parameters}
+    devices = {device_of(flat) for _, flat in parameters}
     prepared = {device: prepare(keys, [mu] * len(keys), family, parameters.size, backend, device) for device in devices}
     for index in range(len(keys)):
         for entry, flat in parameters:
-            chosen, packed = prepared[on_device(flat)]
+            chosen, packed = prepared[device_of(flat)]
             up, down = plus[entry.name].view(-1), minus[entry.name].view(-1)
             chosen.move(flat, packed[index : index + 1], entry.start, up, down)
         yield index

@@ -7,14 +7,14 @@ from typing import Any
 
 from cyber0.errors import InvalidConfig
 
-__all__ = ["held", "locked", "write_whole"]
+__all__ = ["lock_file", "lock_folder", "write_atomically"]
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole or not at all, whatever happens in between.
 
     >>> from tempfile import mkdtemp
-    >>> write_whole(Path(mkdtemp()) / "note.txt", "all of it")
+    >>> write_atomically(Path(mkdtemp()) / "note.txt", "all of it")
     """
     draft = path.with_name(path.name + ".tmp")
     with draft.open("wb") as file:
@@ -24,15 +24,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
     draft.replace(path)
 
 
-def locked(path: Path, taken: Callable[[], Exception]) -> Any:
+def lock_file(path: Path, taken: Callable[[], Exception]) -> Any:
     """An open file, locked for this process: the lock goes with the process, however it ends.
 
     `taken()` is the error to raise where another process has it.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / ".lock"
-    >>> lock = locked(path, lambda: InvalidConfig("it is in use"))
-    >>> locked(path, lambda: InvalidConfig("it is in use"))
+    >>> lock = lock_file(path, lambda: InvalidConfig("it is in use"))
+    >>> lock_file(path, lambda: InvalidConfig("it is in use"))
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: it is in use
     >>> lock.close()
@@ -52,15 +52,17 @@ def locked(path: Path, taken: Callable[[], Exception]) -> Any:
     return file
 
 
-def held(folder: Path, what: str) -> Any:
+def lock_folder(folder: Path, what: str) -> Any:
     """A folder's lock; one that another process holds is refused.
 
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())
-    >>> lock = held(folder, "run")
-    >>> held(folder, "run")
+    >>> lock = lock_folder(folder, "run")
+    >>> lock_folder(folder, "run")
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: ... is in use by another run that has not ended
     >>> lock.close()
     """
-    return locked(folder / ".lock", lambda: InvalidConfig(f"{folder} is in use by another {what} that has not ended"))
+    return lock_file(
+        folder / ".lock", lambda: InvalidConfig(f"{folder} is in use by another {what} that has not ended")
+    )

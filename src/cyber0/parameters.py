@@ -22,7 +22,7 @@ from cyber0.directions import Backend, fingerprint
 from cyber0.directions.api import buffer, fold, prepare
 from cyber0.directions.backend import Packed
 from cyber0.directions.key import PACKED
-from cyber0.directions.select import is_numpy, on_device
+from cyber0.directions.select import device_of, is_numpy
 from cyber0.errors import InvalidArray, InvalidParameters
 from cyber0.extras import require
 
@@ -138,7 +138,7 @@ class Parameters:
     @property
     def device(self) -> Any:
         """Where the first tensor lives; None for NumPy arrays."""
-        return on_device(self._flat[0])
+        return device_of(self._flat[0])
 
     def __iter__(self) -> Iterator[tuple[Entry, Any]]:
         """Yield each tensor's entry, and the tensor as a flat buffer that shares its memory.
@@ -238,7 +238,7 @@ class Parameters:
     def _by_device(self) -> dict[Any, list[tuple[Any, int]]]:
         places: dict[Any, list[tuple[Any, int]]] = {}
         for entry, flat in self._buffers():
-            places.setdefault(on_device(flat), []).append((flat, entry.start))
+            places.setdefault(device_of(flat), []).append((flat, entry.start))
         return places
 
     def fingerprint(self, backend: str | Backend | None = None) -> int:
@@ -307,7 +307,7 @@ def _dtype(name: str, tensor: Any) -> str:
         )
     if prod(tensor.shape) == 0:
         raise InvalidParameters(f"parameter {name!r} has shape {tuple(tensor.shape)}: it is empty")
-    if getattr(on_device(tensor), "type", None) == "meta":
+    if getattr(device_of(tensor), "type", None) == "meta":
         raise InvalidParameters(f"parameter {name!r} is on the meta device: load its weights first")
     return dtype
 
@@ -322,7 +322,7 @@ def _flat(name: str, tensor: Any) -> Any:
 def _refuse_shared_memory(manifest: Manifest, flats: list[Any]) -> None:
     """Two names for one tensor are one parameter; two tensors over one memory would be written twice."""
     ranges = sorted(
-        (str(on_device(flat)), _address(flat), _address(flat) + flat.nbytes, entry.name)
+        (str(device_of(flat)), _address(flat), _address(flat) + flat.nbytes, entry.name)
         for entry, flat in zip(manifest.entries, flats, strict=True)
     )
     for (device, _, end, name), (other_device, begin, _, other) in pairwise(ranges):

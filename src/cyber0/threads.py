@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import TypeVar
 
-__all__ = ["cores", "together"]
+__all__ = ["cores", "run_in_threads"]
 
 T = TypeVar("T")
 
@@ -20,10 +20,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def together(threads: int, works: Iterable[Callable[[], T]]) -> list[T]:
+def run_in_threads(threads: int, works: Iterable[Callable[[], T]]) -> list[T]:
     """The results of all works, in order. None is left running when this returns, or raises, Ctrl-C included.
 
-    >>> together(2, [lambda: 1, lambda: 2, lambda: 3])
+    >>> run_in_threads(2, [lambda: 1, lambda: 2, lambda: 3])
     [1, 2, 3]
     """
     futures: list[Future[T]] = []

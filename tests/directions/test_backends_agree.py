@@ -14,7 +14,7 @@ from cyber0.directions import (
     fingerprint,
     matrix,
     perturb,
-    perturb_both,
+    perturb_pair,
     project,
     sample,
 )
@@ -110,7 +110,7 @@ def test_perturb(key, size, start, family, scale, chunk, bf16):
     for backend in ("numpy", numpy_backend(chunk), "cpu", torch_backend(chunk)):
         out = torch.empty_like(expected[0]), torch.empty_like(expected[0])
         where = {"start": start, "family": family, "backend": backend}
-        plus, minus = perturb_both(w, key, scale, out=out, **where)
+        plus, minus = perturb_pair(w, key, scale, out=out, **where)
         assert same(plus, expected[0])
         assert same(minus, expected[1])
         assert same(perturb(w, key, scale, out=torch.empty_like(plus), **where), plus)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from cyber0 import errors
-from cyber0.directions import Cpu, DirectionKey, combine, descend, perturb, perturb_both, sample
+from cyber0.directions import Cpu, DirectionKey, combine, descend, perturb, perturb_pair, sample
 from cyber0.directions.elementwise import Elementwise, numpy_backend
 
 KEY = DirectionKey(seed=1, round=0)
@@ -58,7 +58,7 @@ def test_no_such_slice(call, message):
         (lambda: perturb(W, KEY, 1.0, out=torch.zeros(8)), "must match"),
         (lambda: perturb(W, KEY, float("nan")), "coefficient nan"),
         (lambda: perturb(W, KEY, 1e39), "not a finite float32"),
-        (lambda: perturb_both(W, KEY, 1.0, out=(W.copy(), np.zeros(8, dtype=np.uint16))), "of one type"),
+        (lambda: perturb_pair(W, KEY, 1.0, out=(W.copy(), np.zeros(8, dtype=np.uint16))), "of one type"),
         (lambda: descend(W, [], []), "0 keys and 0 coefficients"),
         (lambda: descend(W, [KEY], [1.0, 2.0]), "1 keys and 2 coefficients"),
     ],

@@ -140,20 +140,20 @@ def test_a_commit_is_not_applied_again_if_memory_ends_after_it(monkeypatch):
     own = walk._part
 
     def part(part):
-        if walk.source._aim.due:
+        if walk.source._perturbation.applies_commit:
             Parameters.of(walk.module).apply(commit)
         return own(part)
 
-    aim = walk.source.aim
+    set_perturbation = walk.source.set_perturbation
 
     def short(target):
-        if failures and not target.due:
+        if failures and not target.applies_commit:
             failures.pop()
             raise torch.OutOfMemoryError("CUDA out of memory")
-        aim(target)
+        set_perturbation(target)
 
     monkeypatch.setattr(walk, "_part", part)
-    monkeypatch.setattr(walk.source, "aim", short)
+    monkeypatch.setattr(walk.source, "set_perturbation", short)
     monkeypatch.setattr(Walk, "_writes", True)
     parameters.defer(commit)
     twin.apply(commit)

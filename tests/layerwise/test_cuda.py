@@ -12,10 +12,10 @@ import torch
 from tests.layerwise.models import classifier, keys, prompts
 
 from cyber0.commit import Commit
-from cyber0.directions import DirectionKey, descend, perturb_both
+from cyber0.directions import DirectionKey, descend, perturb_pair
 from cyber0.directions.key import pack
 from cyber0.layerwise import Walk
-from cyber0.layerwise.source import aimed, normed
+from cyber0.layerwise.source import normed, perturbation_of
 from cyber0.parameters import Parameters, to_bf16
 from cyber0.tasks.task import cross_entropy
 
@@ -67,7 +67,7 @@ def test_many_tensors_descend_as_each_does(sizes, dtype, family):
 @bits
 @types
 @pytest.mark.parametrize("sizes", LISTS)
-@pytest.mark.parametrize("way", ["still", "drift", "write"])
+@pytest.mark.parametrize("way", ["unperturbed", "drift", "write"])
 def test_pairs_are_those_of_each_tensor(way, sizes, dtype, family):
     """`write` rounds as `descend` does, and perturbs what it wrote; drift stays in float32."""
     from cyber0.directions.tensors import Tensors, pair_all
@@ -76,13 +76,13 @@ def test_pairs_are_those_of_each_tensor(way, sizes, dtype, family):
     got = there(items)
     many = Tensors(got)
     plus, minus = torch.zeros(2, many.room, device=DEVICE)
-    numbers = [0] if way == "still" else [0, 1, 2]
+    numbers = [0] if way == "unperturbed" else [0, 1, 2]
     pair_all(many, table(numbers, family), plus, minus, bits=family == "rademacher", write=way == "write")
     for (w, start), (ours, _), first in zip(items, got, many.offsets, strict=True):
         where = {"start": start, "family": family}
-        moved = w if way == "still" else descend(w if way == "write" else w.float(), KEYS[1:], STEPS[1:], **where)
+        moved = w if way == "unperturbed" else descend(w if way == "write" else w.float(), KEYS[1:], STEPS[1:], **where)
         assert same(ours, moved if way == "write" else w)
-        up, down = perturb_both(moved.float(), KEYS[0], STEPS[0], **where)
+        up, down = perturb_pair(moved.float(), KEYS[0], STEPS[0], **where)
         assert same(plus[first : first + len(w)], up)
         assert same(minus[first : first + len(w)], down)
 
@@ -101,7 +101,7 @@ def test_rows_are_those_of_the_whole_matrix(width, start, dtype, family):
         weights = matrix.view(20, width).to(DEVICE)
         kernels.rows(weights, ids.to(DEVICE), table(numbers, family), start, plus, minus, bits=family == "rademacher")
         moved = matrix.float() if len(numbers) == 1 else descend(matrix.float(), KEYS[1:], STEPS[1:], **where)
-        for ours, whole in zip((plus, minus), perturb_both(moved, KEYS[0], STEPS[0], **where), strict=True):
+        for ours, whole in zip((plus, minus), perturb_pair(moved, KEYS[0], STEPS[0], **where), strict=True):
             assert same(ours, whole.view(20, width)[ids])
 
 
@@ -122,27 +122,27 @@ def test_a_norm_of_both_halves_is_that_of_each(centred, biased):
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("model", ["roberta", "albert", "gpt2"])
 def test_a_walk_that_applies_a_commit_is_one_after_it(model, bf16, family):
-    """Without graphs: a rehearsal changes nothing, the walk applies the commit, and measures what follows."""
-    from cyber0.layerwise.cuda import Cuda
+    """Without graphs: a warm_up changes nothing, the walk applies the commit, and measures what follows."""
+    from cyber0.layerwise.cuda import CudaSource
 
     own = to_bf16(classifier(model)) if bf16 else classifier(model)
     ours, reference = Parameters.of(copy.deepcopy(own).to(DEVICE)), Parameters.of(own)
     walk, plain = Walk(ours, cross_entropy), Walk(reference, cross_entropy)
-    walk.source = Cuda(walk.layout)
+    walk.source = CudaSource(walk.layout)
     x, y = (part[0] for part in prompts())
     for t in range(3):
-        due = Commit(1, t, 0.1, [[0.5, -0.3]], family) if t else None
+        commit = Commit(1, t, 0.1, [[0.5, -0.3]], family) if t else None
         before = ours.fingerprint()
-        walk.source.aim(aimed(ours, DirectionKey(1, t), 1e-2, family, due=due))
+        walk.source.set_perturbation(perturbation_of(ours, DirectionKey(1, t), 1e-2, family, commit=commit))
         with torch.no_grad():
-            with walk.source.rehearsal() as passes:
+            with walk.source.warm_up() as passes:
                 for _ in passes:
                     walk.run(x.to(DEVICE), y.to(DEVICE), padded=True)
             assert ours.fingerprint() == before
             found = walk.run(x.to(DEVICE), y.to(DEVICE), padded=True)
-            if due is not None:
-                reference.apply(due)
-            plain.source.aim(aimed(reference, DirectionKey(1, t), 1e-2, family))
+            if commit is not None:
+                reference.apply(commit)
+            plain.source.set_perturbation(perturbation_of(reference, DirectionKey(1, t), 1e-2, family))
             torch.testing.assert_close(found.cpu(), plain.run(x, y, padded=True), atol=1e-3, rtol=1e-3)
         assert ours.fingerprint() == reference.fingerprint()
 
@@ -205,7 +205,7 @@ def test_a_graph_serves_other_rounds():
 
 
 def test_the_source_of_a_cuda_device_can_be_captured():
-    from cyber0.layerwise.cuda import Cuda
+    from cyber0.layerwise.cuda import CudaSource
     from cyber0.layerwise.source import CapturableSource, Layout
 
-    assert isinstance(Cuda(Layout(Parameters.of(torch.nn.Linear(3, 2).to(DEVICE)))), CapturableSource)
+    assert isinstance(CudaSource(Layout(Parameters.of(torch.nn.Linear(3, 2).to(DEVICE)))), CapturableSource)

@@ -19,11 +19,11 @@ class Misleading(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.scores, self.both_signs = nn.Linear(8, 6), nn.Linear(6, 3)
+        self.scores, self.forward_pair = nn.Linear(8, 6), nn.Linear(6, 3)
         self.sizes, self.kind = [8, 6, 3], "mlp"
 
     def forward(self, x):
-        return self.both_signs(torch.tanh(self.scores(x)))
+        return self.forward_pair(torch.tanh(self.scores(x)))
 
 
 def test_a_language_model_declares_all_that_it_is():

@@ -8,7 +8,7 @@ from torch import nn
 
 from cyber0.directions import DirectionKey
 from cyber0.layerwise import source
-from cyber0.layerwise.source import Layout, TorchSource, aimed
+from cyber0.layerwise.source import Layout, TorchSource, perturbation_of
 from cyber0.parameters import Parameters
 
 ROWS, WIDTH = 200, 5
@@ -25,7 +25,7 @@ def test_rows_are_those_of_the_matrix(ids, gap, longest, drifted):
     table = nn.Embedding(ROWS, WIDTH)
     parameters, (key, other) = Parameters.of(table), [DirectionKey(seed=1, round=t) for t in range(2)]
     made = TorchSource(Layout(parameters))
-    made.aim(aimed(parameters, key, 1e-2, drift=([other], [0.5]) if drifted else None))
+    made.set_perturbation(perturbation_of(parameters, key, 1e-2, drift=([other], [0.5]) if drifted else None))
     whole = [sign.clone() for sign in made.matrix(table.weight, torch.float32)]
     plus, minus = torch.empty(2, len(ids), WIDTH)
     with pytest.MonkeyPatch.context() as patch:

@@ -499,7 +499,7 @@ def test_a_commit_that_is_due_is_applied_once_whatever_fits(limit, monkeypatch):
         """As on CUDA: the part that is walked with a commit applies it, a failed one does not."""
         if part.inputs.numel() > limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        if walk.source._aim.due:
+        if walk.source._perturbation.applies_commit:
             applied.append(commit)
             Parameters.of(walk.module).apply(commit)
         return own(part)
@@ -547,7 +547,7 @@ def test_the_model_itself_is_called_in_the_arithmetic_of_the_walk():
         own = model(x[0])
     for arithmetic, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
         walk = Walk(Parameters.of(model), cross_entropy, arithmetic)
-        for scores in (walk.model(x[0]), walk.still(x[0])):
+        for scores in (walk.model(x[0]), walk.unperturbed(x[0])):
             assert scores.dtype == torch.float32
             near(scores.numpy(), own.numpy(), tolerance)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.processes import CONTEXT
 
 from cyber0.config import RunConfig
-from cyber0.files import write_whole
+from cyber0.files import write_atomically
 from cyber0.network.server import Federator
 from cyber0.network.session import run_client
 from cyber0.network.setup import Setup
@@ -44,7 +44,7 @@ async def _federate(setup, ledger, port, linger):
 
 def participate(port, name, result, options):
     outcome = run_client(f"127.0.0.1:{port}", name, device="cpu", **options)
-    write_whole(result, json.dumps({"rounds": outcome.rounds, "fingerprint": outcome.fingerprint}))
+    write_atomically(result, json.dumps({"rounds": outcome.rounds, "fingerprint": outcome.fingerprint}))
 
 
 class Parties:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cyber0.threads import cores, together
+from cyber0.threads import cores, run_in_threads
 
 __all__ = ["in_blocks"]
 
@@ -23,4 +23,4 @@ def in_blocks(function: Callable[[slice], Any], k: int) -> list[Any]:
     if k <= COLUMNS:
         return [function(slice(0, k))]
     blocks = (slice(first, min(first + COLUMNS, k)) for first in range(0, k, COLUMNS))
-    return together(cores(), [partial(function, block) for block in blocks])
+    return run_in_threads(cores(), [partial(function, block) for block in blocks])

@@ -4,12 +4,12 @@
 >>> sample(DirectionKey(seed=7, round=0, epoch=0, index=1), size=4).round(3)
 array([ 1.148,  1.443, -0.275, -0.003], dtype=float32)
 
-Any slice of any direction is to be had without what lies before it, and the hot paths (`perturb`, `perturb_both`,
+Any slice of any direction is to be had without what lies before it, and the hot paths (`perturb`, `perturb_pair`,
 `descend`) never materialise one. Read on in `stream` (the definition, in 100 lines), `api` (the operations) and
 `docs/stream.md` (the specification).
 """
 
-from cyber0.directions.api import combine, descend, fingerprint, matrix, perturb, perturb_both, project, sample
+from cyber0.directions.api import combine, descend, fingerprint, matrix, perturb, perturb_pair, project, sample
 from cyber0.directions.backend import Backend
 from cyber0.directions.key import COMPRESSED_EPOCH, FAMILIES, DirectionKey, Family
 from cyber0.directions.native import Cpu
@@ -28,7 +28,7 @@ __all__ = [
     "fingerprint",
     "matrix",
     "perturb",
-    "perturb_both",
+    "perturb_pair",
     "project",
     "sample",
 ]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cyber0.directions.backend import Backend, Buffer, Packed
 from cyber0.directions.key import DirectionKey, Family, check_slice, pack
 from cyber0.directions.native import WHOLE, Cpu
-from cyber0.directions.select import Hosted, empty, get_backend, host, is_numpy, on_device
+from cyber0.directions.select import Hosted, device_of, empty, get_backend, host, is_numpy
 from cyber0.errors import InvalidArray
 from cyber0.extras import require
 
@@ -20,7 +20,7 @@ __all__ = [
     "fingerprint",
     "fold",
     "perturb",
-    "perturb_both",
+    "perturb_pair",
     "prepare",
     "project",
     "sample",
@@ -102,7 +102,7 @@ def perturb(
     return _shaped(target, weights, out)
 
 
-def perturb_both(
+def perturb_pair(
     weights: Any,
     key: DirectionKey,
     scale: float,
@@ -115,7 +115,7 @@ def perturb_both(
 ) -> tuple[Any, Any]:
     """(weights + scale * z, weights - scale * z) from one generation of z.
 
-    >>> plus, minus = perturb_both(np.zeros(2, dtype=np.float32), DirectionKey(seed=1, round=0), 0.5)
+    >>> plus, minus = perturb_pair(np.zeros(2, dtype=np.float32), DirectionKey(seed=1, round=0), 0.5)
     >>> bool((plus == -minus).all())
     True
     """
@@ -197,8 +197,8 @@ def project(
     """
     flat, _ = _flat(vector)
     chosen, packed = _prepare_slice(flat, keys, np.ones(len(keys)), start, family, dimension, backend)
-    z = empty(min(len(flat), PROJECTION_CHUNK), on_device(flat))
-    totals: Any = np.zeros(len(keys)) if on_device(flat) is None else flat.new_zeros(len(keys)).double()
+    z = empty(min(len(flat), PROJECTION_CHUNK), device_of(flat))
+    totals: Any = np.zeros(len(keys)) if device_of(flat) is None else flat.new_zeros(len(keys)).double()
     for first in range(0, len(flat), len(z)):
         part = flat[first : first + len(z)]
         for i in range(len(keys)):
@@ -217,7 +217,7 @@ def fingerprint(weights: Any, *, start: int = 0, backend: str | Backend | None =
     True
     """
     flat, _ = _flat(weights)
-    return get_backend(backend, on_device(flat)).fingerprint(flat, start)
+    return get_backend(backend, device_of(flat)).fingerprint(flat, start)
 
 
 def _device(device: Any) -> Any:
@@ -299,7 +299,7 @@ def _prepare_slice(
     backend: str | Backend | None,
 ) -> tuple[Backend, Packed]:
     dimension = check_slice(len(flat), start, family, dimension)
-    return prepare(keys, coefficients, family, dimension, backend, on_device(flat))
+    return prepare(keys, coefficients, family, dimension, backend, device_of(flat))
 
 
 _UNITS: dict[tuple[DirectionKey, int], float] = {}  # a memo: the same on every backend and device
@@ -329,14 +329,14 @@ def _flat(weights: Any, *outs: Any) -> tuple[Buffer, list[Buffer]]:
     """`weights` and the outputs as flat buffers that share their memory; an output of None is made."""
     flat = buffer(weights, "weights")
     made = [
-        empty(len(flat), on_device(flat), bf16=flat.itemsize == 2) if out is None else buffer(out, "out")
+        empty(len(flat), device_of(flat), bf16=flat.itemsize == 2) if out is None else buffer(out, "out")
         for out in outs
     ]
     for out in made:
-        if len(out) != len(flat) or on_device(out) != on_device(flat):
+        if len(out) != len(flat) or device_of(out) != device_of(flat):
             raise InvalidArray(
-                f"out has {len(out)} values on {on_device(out) or 'NumPy'}, weights {len(flat)} on "
-                f"{on_device(flat) or 'NumPy'}: they must match"
+                f"out has {len(out)} values on {device_of(out) or 'NumPy'}, weights {len(flat)} on "
+                f"{device_of(flat) or 'NumPy'}: they must match"
             )
     return flat, made
 

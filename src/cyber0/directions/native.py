@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cyber0.directions.backend import Buffer, Packed
 from cyber0.errors import BackendError
-from cyber0.threads import cores, together
+from cyber0.threads import cores, run_in_threads
 
 __all__ = ["WHOLE", "Cpu", "available"]
 
@@ -175,7 +175,7 @@ class Cpu:
             return [work(0, size)]
         step = -(-size // threads // whole) * whole
         parts = [partial(work, first, min(step, size - first)) for first in range(0, size, step)]
-        return together(threads, parts)
+        return run_in_threads(threads, parts)
 
 
 def _at(buffer: Buffer | None, first: int) -> int | None:

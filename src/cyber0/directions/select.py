@@ -17,7 +17,7 @@ from cyber0.directions.key import DirectionKey, pack
 from cyber0.errors import BackendError, UnknownName
 from cyber0.extras import require
 
-__all__ = ["BACKENDS", "empty", "get_backend", "host", "is_numpy", "on_device", "proof"]
+__all__ = ["BACKENDS", "device_of", "empty", "get_backend", "host", "is_numpy", "proof"]
 
 PROOF = "988cc9e85841f270"  # of proof(), on every backend and device there is
 
@@ -36,10 +36,10 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 }
 
 
-def on_device(array: Buffer) -> Any:
+def device_of(array: Buffer) -> Any:
     """The device a torch tensor lives on; None for a NumPy array.
 
-    >>> print(on_device(np.zeros(3)))
+    >>> print(device_of(np.zeros(3)))
     None
     """
     return None if is_numpy(array) else array.device

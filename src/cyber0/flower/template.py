@@ -8,7 +8,7 @@ import tomli_w
 
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig
-from cyber0.files import write_whole
+from cyber0.files import write_atomically
 from cyber0.flower.settings import Settings
 
 __all__ = ["new"]
@@ -41,9 +41,9 @@ def new(folder: Path, config: RunConfig, ledger: str | None = None) -> None:
         raise InvalidConfig(f"{folder} is there already, and not empty: name a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "pyproject.toml", _project(folder, config, ledger))
-        write_whole(folder / "server_app.py", SERVER)
-        write_whole(folder / "client_app.py", CLIENT)
+        write_atomically(folder / "pyproject.toml", _project(folder, config, ledger))
+        write_atomically(folder / "server_app.py", SERVER)
+        write_atomically(folder / "client_app.py", CLIENT)
     except OSError as error:
         raise InvalidConfig(f"cannot write {folder}: {error.strerror}") from None
 

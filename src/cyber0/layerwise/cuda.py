@@ -19,7 +19,7 @@ from cyber0.layerwise import kernels
 from cyber0.layerwise.batching import pinned
 from cyber0.layerwise.source import TOGETHER, Layout, Pair, Perturbation
 
-__all__ = ["Cuda"]
+__all__ = ["CudaSource"]
 
 Tensor = torch.Tensor
 Wish = tuple[int, torch.dtype]  # a parameter by id, and the type it is wanted in
@@ -34,7 +34,7 @@ class _Group:
     fresh: bool
 
 
-class Cuda:
+class CudaSource:
     """A `Source` whose launches can be captured: `begin` comes first in every walk.
 
     Where the aim has a commit that is due, the walk applies it: matrices are written as they are read, and all else
@@ -43,7 +43,7 @@ class Cuda:
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.device = layout, layout.parameters.device
-        self.bits, self.due = False, False
+        self.bits, self.applies_commit = False, False
         self.table = torch.zeros(8, dtype=torch.int32, device=self.device)
         self._tables: dict[int, Tensor] = {}
         flats = [(flat, entry.start) for entry, flat in layout.vectors]
@@ -63,57 +63,57 @@ class Cuda:
     @property
     def kind(self) -> tuple[Any, ...]:
         """What a captured walk cannot change."""
-        return self.table.numel(), self.bits, self.due
+        return self.table.numel(), self.bits, self.applies_commit
 
-    def aim(self, aim: Perturbation) -> None:
+    def set_perturbation(self, perturbation: Perturbation) -> None:
         """Write the directions to where kernels, captured ones too, read them."""
-        words = aim.rows.view(np.int32)
-        self.bits, self.due = bool(aim.rows["bits"][0]), aim.due
+        words = perturbation.rows.view(np.int32)
+        self.bits, self.applies_commit = bool(perturbation.rows["bits"][0]), perturbation.applies_commit
         if len(words) not in self._tables:
             self._tables[len(words)] = torch.zeros(len(words), dtype=torch.int32, device=self.device)
         self.table = self._tables[len(words)]
         self.table.copy_(pinned(words, self.device), non_blocking=True)
 
     @contextmanager
-    def rehearsal(self) -> Generator[Iterator[None]]:
+    def warm_up(self) -> Generator[Iterator[None]]:
         """The walks to make before one is captured; they leave the masters as they are.
 
         The first of all shows what is asked for. Another applies what is due times zero, which changes no bit.
         """
-        table, due = self.table, self.due
+        table, applies = self.table, self.applies_commit
 
         def passes() -> Iterator[None]:
             if not self._groups:
-                self._wishes, self.table, self.due = [], table[:8] if due else table, False
+                self._wishes, self.table, self.applies_commit = [], table[:8] if applies else table, False
                 yield
                 self._plan()
-            self.table, self.due = table.clone(), due
-            if due:
+            self.table, self.applies_commit = table.clone(), applies
+            if applies:
                 self.table[15::8] = 0  # the coefficients
             yield
 
         try:
             yield passes()
         finally:
-            self.table, self.due = table, due
+            self.table, self.applies_commit = table, applies
 
     def begin(self) -> None:
         """Apply what is due to all but matrices, and prepare all vectors."""
         self._asked = 0
         if not self._groups:
             self._wishes = []
-        if self.due:
+        if self.applies_commit:
             descend_all(self._others, self.table[8:], bits=self.bits)
         if self._tensors is not None:
-            drift = self.table[:8] if self.due else self.table
+            drift = self.table[:8] if self.applies_commit else self.table
             pair_all(self._tensors, drift, self._vectors[0], self._vectors[1], bits=self.bits)
             self._low.copy_(self._vectors)
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         """Made together with those that come next."""
         if not self.layout.trains(parameter):
-            still = self.layout.frozen(parameter, dtype)
-            return still, still
+            frozen = self.layout.frozen(parameter, dtype)
+            return frozen, frozen
         wish, number, self._asked = (id(parameter), dtype), self._asked, self._asked + 1
         if not self._groups:
             self._wishes.append(wish)
@@ -132,8 +132,8 @@ class Cuda:
     def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         """A part of what `begin` prepared."""
         if not self.layout.trains(parameter):
-            still = self.layout.frozen(parameter, dtype)
-            return still, still
+            frozen = self.layout.frozen(parameter, dtype)
+            return frozen, frozen
         entry, _ = self.layout.place(parameter)
         first = self._offsets[entry.name]
         both = (self._low if dtype == torch.bfloat16 else self._vectors)[:, first : first + entry.size]
@@ -147,7 +147,7 @@ class Cuda:
             return
         self._looked.add(id(parameter))
         entry, flat = self.layout.place(parameter)
-        table = self.table[:8] if self.due else self.table
+        table = self.table[:8] if self.applies_commit else self.table
         kernels.rows(flat.view(entry.shape), ids.contiguous(), table, entry.start, plus, minus, bits=self.bits)
 
     def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
@@ -159,8 +159,8 @@ class Cuda:
         if group.dtype not in self._scratch or self._scratch[group.dtype].numel() < needed:
             self._scratch[group.dtype] = torch.empty(needed, dtype=group.dtype, device=self.device)
         plus, minus = self._scratch[group.dtype][:needed].view(2, -1)
-        write = self.due and group.fresh
-        table = self.table[:8] if self.due and not write else self.table
+        write = self.applies_commit and group.fresh
+        table = self.table[:8] if self.applies_commit and not write else self.table
         pair_all(group.tensors, table, plus, minus, bits=self.bits, write=write)
 
     def _plan(self) -> None:

@@ -44,7 +44,7 @@ class _Graph:
     def __init__(self, walk: Any, inputs: Tensor, labels: Tensor, padded: bool, stream: Any, pool: Any) -> None:
         self.inputs, self.labels = inputs.clone(), labels.clone()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), walk.source.rehearsal() as passes:
+        with torch.cuda.stream(stream), walk.source.warm_up() as passes:
             for _ in passes:  # compiles kernels, which a capture cannot
                 walk.run(self.inputs, self.labels, padded=padded)
         torch.cuda.current_stream().wait_stream(stream)

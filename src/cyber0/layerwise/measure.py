@@ -14,7 +14,15 @@ from cyber0.layerwise.protocols import Scorer, implements
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
 
-__all__ = ["LayerwiseEstimate", "Measure", "Precision", "called", "is_layerwise", "measure_of", "prepared"]
+__all__ = [
+    "LayerwiseEstimate",
+    "Measure",
+    "Precision",
+    "evaluation_model",
+    "in_precision",
+    "is_layerwise",
+    "measure_of",
+]
 
 Precision = Literal["float32", "mixed", "bf16"]
 """float32: masters and arithmetic; mixed: float32 masters, bf16 arithmetic; bf16: both, rounded by the stream."""
@@ -45,9 +53,9 @@ class LayerwiseEstimate:
     >>> task = mnist_mlp(source="embedded", hidden=4)
     >>> parameters = Parameters.of(task.build(0))
     >>> batch = torch.rand(5, 784), torch.zeros(5, dtype=torch.int64)
-    >>> aim = {"keys": [DirectionKey(seed=1, round=0)], "mu": 1e-3, "family": "sphere"}
-    >>> walked = LayerwiseEstimate()(parameters, cross_entropy, batch, **aim)
-    >>> np.allclose(walked, estimate(parameters, cross_entropy, batch, **aim), rtol=1e-3, atol=1e-2)
+    >>> options = {"keys": [DirectionKey(seed=1, round=0)], "mu": 1e-3, "family": "sphere"}
+    >>> walked = LayerwiseEstimate()(parameters, cross_entropy, batch, **options)
+    >>> np.allclose(walked, estimate(parameters, cross_entropy, batch, **options), rtol=1e-3, atol=1e-2)
     True
     """
 
@@ -108,11 +116,11 @@ def measure_of(module: Any, precision: Precision = "float32") -> Measure:
     return LayerwiseEstimate(arithmetic_of(precision)) if is_layerwise(module) else estimate
 
 
-def called(measure: Measure, parameters: Parameters, losses: Losses) -> Any:
+def evaluation_model(measure: Measure, parameters: Parameters, losses: Losses) -> Any:
     """The model as it is evaluated: itself, or in the arithmetic that its clients measure in.
 
     >>> model = torch.nn.Linear(3, 2)
-    >>> called(estimate, Parameters.of(model), torch.nn.functional.cross_entropy) is model
+    >>> evaluation_model(estimate, Parameters.of(model), torch.nn.functional.cross_entropy) is model
     True
     """
     if isinstance(measure, LayerwiseEstimate) and measure.arithmetic != torch.float32:
@@ -129,10 +137,10 @@ def arithmetic_of(precision: Precision) -> torch.dtype:
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 
-def prepared(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
+def in_precision(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
     """The module with its masters in the type that a precision asks for.
 
-    >>> prepared(torch.nn.Linear(3, 2), "bf16")
+    >>> in_precision(torch.nn.Linear(3, 2), "bf16")
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: precision = 'bf16' is for language models: Linear is trained in float32
     """

@@ -39,12 +39,12 @@ class SignPair:
     source: Source
     dtype: torch.dtype
     rows: int
-    still: bool = False  # one sign only, and it is not perturbed
+    unperturbed: bool = False  # one sign only, and it is not perturbed
     shared: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # inputs that once were no batch
 
     def parts(self, x: Tensor) -> list[slice]:
         """The rows of each sign, of a tensor whose first dimension is the batch, or the batch and others as one."""
-        if self.still:
+        if self.unperturbed:
             return [slice(None)]
         if not self.holds(x):
             raise InvalidEstimate(f"a tensor of shape {tuple(x.shape)} does not have the batch of {self.rows} first")
@@ -86,7 +86,7 @@ def _linear(both: SignPair, module: Any, x: Tensor) -> Tensor:
 def _embedding(both: SignPair, module: Any, ids: Tensor) -> Tensor:
     width: int = module.embedding_dim
     place: dict[str, Any] = {"dtype": both.dtype, "device": ids.device}
-    if both.still:
+    if both.unperturbed:
         return nn.functional.embedding(ids, module.weight.detach()).to(both.dtype)
     if ids.ndim > 1 and len(ids) == both.rows:
         out = torch.empty(*ids.shape, width, **place)
@@ -135,7 +135,7 @@ def _exchanged(
     both: SignPair, module: Any, owners: Sequence[Any], pairs: dict[int, Pair], inputs: Any, named: Any
 ) -> Any:
     """What a module's own code gives for each half, with the parameters of the owners exchanged for one of a pair."""
-    apart = not both.still and any(plus is not minus for plus, minus in pairs.values())
+    apart = not both.unperturbed and any(plus is not minus for plus, minus in pairs.values())
     kept = [dict(owner._parameters) for owner in owners]
     outputs: list[Any] = []
     leaves, tree = trees.tree_flatten((inputs, named))
@@ -260,7 +260,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _own(both: SignPair, module: SignPairModule, *inputs: Any, **named: Any) -> Any:
-    return module.both_signs(both, *inputs, **named)
+    return module.forward_pair(both, *inputs, **named)
 
 
 def _is_norm(module: Any) -> bool:

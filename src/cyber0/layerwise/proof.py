@@ -14,22 +14,22 @@ import torch
 from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidEstimate
 from cyber0.layerwise import whole_model
-from cyber0.layerwise.source import Pair, Perturbation, Source, aimed
+from cyber0.layerwise.source import Pair, Perturbation, Source, perturbation_of
 
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import Part, Walk
 
-__all__ = ["Unasked", "prove"]
+__all__ = ["UnreadParameters", "prove"]
 
 Tensor = torch.Tensor
 SMALL = 2**26  # parameters of which two more copies are no burden
 SAMPLES = (3, 5)
 
 
-class Unasked(InvalidEstimate):
+class UnreadParameters(InvalidEstimate):
     """Tensors that are trained, and that no module which is walked asks for.
 
-    >>> Unasked({"last.weight": torch.ones(2)}).tensors["last.weight"]
+    >>> UnreadParameters({"last.weight": torch.ones(2)}).tensors["last.weight"]
     tensor([1., 1.])
     """
 
@@ -48,35 +48,35 @@ def prove(walk: "Walk", part: "Part") -> None:
     >>> prove(walk, walk.batch(torch.rand(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64)).parts[0])
     """
     small = walk.parameters.size <= SMALL
-    aim = aimed(walk.parameters, DirectionKey(0, 0), 1e-2 if small else 0.0, backend=walk.backend)
+    perturbation = perturbation_of(walk.parameters, DirectionKey(0, 0), 1e-2 if small else 0.0, backend=walk.backend)
     tries = [torch.arange(samples, device=walk.device) % len(part.labels) for samples in SAMPLES]
     arithmetic, walk.arithmetic = walk.arithmetic, torch.float32
     try:
         for chosen in tries:
             inputs, labels = part.inputs[chosen], part.labels[chosen]
-            found = _walked(walk, aim, inputs, labels)
+            found = _walked(walk, perturbation, inputs, labels)
             own = whole_model.run(walk, inputs, labels) if small else _own(walk, inputs, labels)
             if not torch.allclose(found, own, rtol=1e-3, atol=1e-4 if small else 1e-3):
                 raise InvalidEstimate(f"its losses differ by up to {float((found - own).abs().max()):.2g}")
         if arithmetic != torch.float32:
             walk.arithmetic = arithmetic
-            _walked(walk, aim, part.inputs[tries[0]], part.labels[tries[0]])
+            _walked(walk, perturbation, part.inputs[tries[0]], part.labels[tries[0]])
     finally:
         walk.arithmetic = arithmetic
 
 
-def _walked(walk: "Walk", aim: Perturbation, inputs: Tensor, labels: Tensor) -> Tensor:
+def _walked(walk: "Walk", perturbation: Perturbation, inputs: Tensor, labels: Tensor) -> Tensor:
     """The losses of both signs, if all that is trained was asked for."""
     source = walk.source
     recorder = walk.source = _Recorder(source)
     try:
-        source.aim(aim)
+        source.set_perturbation(perturbation)
         with _hidden(walk.parameters.tensors.values()):
             found = walk.run(inputs, labels, padded=True)
     finally:
         walk.source = source
     if missed := {name: each for name, each in walk.parameters.tensors.items() if id(each) not in recorder.asked}:
-        raise Unasked(missed)
+        raise UnreadParameters(missed)
     if not found.isfinite().all():
         raise InvalidEstimate("its losses are not finite, or a weight is read beside the modules that are walked")
     return found
@@ -97,7 +97,7 @@ def _hidden(tensors: Iterable[Tensor]) -> Generator[None]:
 
 def _own(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
     low = any(flat.dtype != torch.float32 for _, flat in walk.parameters)
-    return walk.losses(walk.still if low else walk.scores, (inputs, labels)).expand(2, -1)
+    return walk.losses(walk.unperturbed if low else walk.scores, (inputs, labels)).expand(2, -1)
 
 
 class _Recorder:
@@ -106,7 +106,7 @@ class _Recorder:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.asked: set[int] = set()
-        self.aim, self.begin, self.norm = source.aim, source.begin, source.norm
+        self.set_perturbation, self.begin, self.norm = source.set_perturbation, source.begin, source.norm
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         self.asked.add(id(parameter))

@@ -37,7 +37,7 @@ class SizedInputs(Protocol):
 class SignPairModule(Protocol):
     """A module that runs both halves of a batch itself, the first at w + mu z and the second at w - mu z."""
 
-    def both_signs(self, both: "SignPair", *inputs: Any, **named: Any) -> Any:
+    def forward_pair(self, both: "SignPair", *inputs: Any, **named: Any) -> Any:
         """Return the output for a batch whose halves see the two signs; `both` gives the weights of each."""
         ...
 

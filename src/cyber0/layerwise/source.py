@@ -21,7 +21,16 @@ from cyber0.directions.backend import Packed
 from cyber0.errors import InvalidEstimate
 from cyber0.parameters import Entry, Parameters
 
-__all__ = ["CapturableSource", "Layout", "Perturbation", "Source", "TorchSource", "Unperturbed", "aimed", "normed"]
+__all__ = [
+    "CapturableSource",
+    "Layout",
+    "Perturbation",
+    "Source",
+    "TorchSource",
+    "Unperturbed",
+    "normed",
+    "perturbation_of",
+]
 
 Tensor = torch.Tensor
 TOGETHER = 3  # matrices as large as the largest that a CUDA device makes at a time
@@ -37,13 +46,13 @@ class Perturbation:
     Where a commit is `due`, the other rows are its own: the walk is to apply it to the masters as it goes.
 
     >>> parameters, keys = Parameters.of(torch.nn.Linear(3, 2)), [DirectionKey(seed=1, round=t) for t in range(3)]
-    >>> aimed(parameters, keys[0], 1e-3, drift=(keys[1:], [0.1, 0.2])).rows["t"]
+    >>> perturbation_of(parameters, keys[0], 1e-3, drift=(keys[1:], [0.1, 0.2])).rows["t"]
     array([0, 1, 2], dtype=uint32)
     """
 
     backend: Backend
     rows: Packed
-    due: bool = False
+    applies_commit: bool = False
 
     @property
     def direction(self) -> Packed:
@@ -53,33 +62,33 @@ class Perturbation:
     @property
     def drift(self) -> Packed | None:
         """The rows of the drift, if there is any."""
-        return None if self.due or len(self.rows) == 1 else self.rows[1:]
+        return None if self.applies_commit or len(self.rows) == 1 else self.rows[1:]
 
 
-def aimed(
+def perturbation_of(
     parameters: Parameters,
     key: DirectionKey,
     mu: float,
     family: Family = "gaussian",
     drift: tuple[Sequence[DirectionKey], Any] | None = None,
     backend: str | Backend | None = None,
-    due: Commit | None = None,
+    commit: Commit | None = None,
 ) -> Perturbation:
     """The aim along `key`, of a model that has descended along the keys of `drift` by its coefficients.
 
     >>> model = torch.nn.Linear(3, 2)
-    >>> aimed(Parameters.of(model), DirectionKey(seed=1, round=0), 1e-3).rows.shape
+    >>> perturbation_of(Parameters.of(model), DirectionKey(seed=1, round=0), 1e-3).rows.shape
     (1,)
     """
-    others = drift if due is None else (due.keys, due.coefficients)
+    others = drift if commit is None else (commit.keys, commit.coefficients)
     keys, values = ([key], [mu]) if others is None else ([key, *others[0]], [mu, *others[1]])
-    return Perturbation(*prepare(keys, values, family, parameters.size, backend, parameters.device), due is not None)
+    return Perturbation(*prepare(keys, values, family, parameters.size, backend, parameters.device), commit is not None)
 
 
 class Source(Protocol):
     """What the modules of a walk ask for. A pair is good until the next of its kind is asked for."""
 
-    def aim(self, aim: Perturbation) -> None:
+    def set_perturbation(self, perturbation: Perturbation) -> None:
         """Perturb along another direction from now on."""
         ...
 
@@ -113,7 +122,7 @@ class CapturableSource(Source, Protocol):
         """What a captured walk cannot change: a graph serves all walks of one kind."""
         ...
 
-    def rehearsal(self) -> AbstractContextManager[Iterator[None]]:
+    def warm_up(self) -> AbstractContextManager[Iterator[None]]:
         """Yield the walks to make before one is captured; they leave the masters as they are."""
         ...
 
@@ -159,7 +168,7 @@ class TorchSource:
     >>> from cyber0.directions import sample
     >>> model, key = torch.nn.Linear(3, 2, bias=False), DirectionKey(seed=1, round=0)
     >>> source = TorchSource(Layout(Parameters.of(model)))
-    >>> source.aim(aimed(Parameters.of(model), key, mu=0.5))
+    >>> source.set_perturbation(perturbation_of(Parameters.of(model), key, mu=0.5))
     >>> plus, minus = source.matrix(model.weight, torch.float32)
     >>> torch.allclose(plus - minus, torch.as_tensor(sample(key, 6)).view(2, 3), atol=1e-6)
     True
@@ -167,14 +176,14 @@ class TorchSource:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._aim: Perturbation | None = None
+        self._perturbation: Perturbation | None = None
         self._scratch: dict[torch.dtype, Tensor] = {}
         self._local: Tensor | None = None
         self._vectors: dict[tuple[int, torch.dtype], Pair] = {}
 
-    def aim(self, aim: Perturbation) -> None:
+    def set_perturbation(self, perturbation: Perturbation) -> None:
         """Keep it; vectors are made when they are asked for."""
-        self._aim = aim
+        self._perturbation = perturbation
         self._vectors.clear()
 
     def begin(self) -> None:
@@ -182,8 +191,8 @@ class TorchSource:
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         if not self.layout.trains(parameter):
-            still = self.layout.frozen(parameter, dtype)
-            return still, still
+            frozen = self.layout.frozen(parameter, dtype)
+            return frozen, frozen
         entry, flat = self.layout.place(parameter)
         plus, minus = self._room(entry.size, dtype)
         self._pair(flat, entry.start, plus, minus)
@@ -191,8 +200,8 @@ class TorchSource:
 
     def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         if not self.layout.trains(parameter):
-            still = self.layout.frozen(parameter, dtype)
-            return still, still
+            frozen = self.layout.frozen(parameter, dtype)
+            return frozen, frozen
         kept = id(parameter), dtype
         if kept not in self._vectors:
             entry, flat = self.layout.place(parameter)
@@ -234,16 +243,16 @@ class TorchSource:
         return plus[:size], minus[:size]
 
     def _pair(self, flat: Tensor, start: int, plus: Tensor, minus: Tensor) -> None:
-        aim = self._aim
-        if aim is None:
-            raise InvalidEstimate("a source has to be aimed before it gives weights")
-        if aim.drift is not None:
+        perturbation = self._perturbation
+        if perturbation is None:
+            raise InvalidEstimate("a source has to be perturbation_of before it gives weights")
+        if perturbation.drift is not None:
             if self._local is None or len(self._local) < len(flat):
                 self._local = torch.empty(len(flat), device=flat.device)
             local = self._local[: len(flat)]
-            aim.backend.descend(flat, aim.drift, start, local)
+            perturbation.backend.descend(flat, perturbation.drift, start, local)
             flat = local
-        aim.backend.move(flat, aim.direction, start, plus, minus)
+        perturbation.backend.move(flat, perturbation.direction, start, plus, minus)
 
 
 def _neighbours(rows: NDArray[np.int64], width: int) -> Iterator[slice]:
@@ -263,15 +272,15 @@ class Unperturbed:
     True
     """
 
-    def aim(self, aim: Perturbation) -> None:
+    def set_perturbation(self, perturbation: Perturbation) -> None:
         """There is nothing to perturb."""
 
     def begin(self) -> None:
         """There is nothing to prepare."""
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
-        still = parameter.detach().to(dtype)
-        return still, still
+        weights = parameter.detach().to(dtype)
+        return weights, weights
 
     vector = matrix
 

@@ -30,9 +30,17 @@ from cyber0.layerwise.attention import fast
 from cyber0.layerwise.batching import cuts, rounded, upload
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
-from cyber0.layerwise.proof import Unasked, prove
+from cyber0.layerwise.proof import UnreadParameters, prove
 from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
-from cyber0.layerwise.source import CapturableSource, Layout, Perturbation, Source, TorchSource, Unperturbed, aimed
+from cyber0.layerwise.source import (
+    CapturableSource,
+    Layout,
+    Perturbation,
+    Source,
+    TorchSource,
+    Unperturbed,
+    perturbation_of,
+)
 from cyber0.layerwise.whole_model import shaped
 from cyber0.parameters import Parameters
 
@@ -164,18 +172,18 @@ class Walk:
                 self._proven = True
             if not self._applies(family, drift):
                 self.parameters.settle()
-            both = self._both(batch, partial(aimed, self.parameters, key, step, family, drift, self.backend))
+            both = self._both(batch, partial(perturbation_of, self.parameters, key, step, family, drift, self.backend))
         difference = (both[0] - both[1]).view(batch.clients, -1)  # per sample: two losses share most digits
         return difference.mean(dim=1, dtype=torch.float64) / (2 * step)
 
-    def still(self, inputs: Tensor) -> Tensor:
+    def unperturbed(self, inputs: Tensor) -> Tensor:
         """The scores of the unperturbed model, in the arithmetic of the walk."""
         if self.handlers is None:
             return self.model(inputs)
         self.parameters.check_settled()
         with (
             torch.no_grad(),
-            self._patched(SignPair(Unperturbed(), self.arithmetic, len(inputs), still=True), padded=True),
+            self._patched(SignPair(Unperturbed(), self.arithmetic, len(inputs), unperturbed=True), padded=True),
         ):
             return self.scores(inputs)
 
@@ -185,11 +193,11 @@ class Walk:
         if self.handlers is None:
             with torch.no_grad(), whole_model.in_arithmetic(self.device, self.arithmetic):
                 return self.module(inputs)
-        with torch.no_grad(), self._patched(SignPair(Unperturbed(), self.arithmetic, 0, still=True), padded=True):
+        with torch.no_grad(), self._patched(SignPair(Unperturbed(), self.arithmetic, 0, unperturbed=True), padded=True):
             return self.module(inputs).float()
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
-        """The losses [2, samples] of one part, at w + mu z and at w - mu z, along what was aimed at."""
+        """The losses [2, samples] of one part, at w + mu z and at w - mu z, along what was perturbation_of at."""
         both = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
         self.source.begin()
         with self._patched(both, padded=padded):
@@ -201,13 +209,13 @@ class Walk:
         scores = self.module.scores if implements(self.module, Scorer) else self.module
         return scores(inputs).float()
 
-    def _both(self, batch: Batch, aim: Callable[..., Perturbation]) -> Tensor:
+    def _both(self, batch: Batch, perturbation: Callable[..., Perturbation]) -> Tensor:
         """The losses [2, samples]; what does not fit into memory is tried in smaller parts.
 
         A commit that is pending is applied by the walk over the first part.
         """
         out, parts = torch.empty(2, len(batch.labels), device=self.device), list(batch.parts)
-        self.source.aim(aim(due=self.parameters.pending))
+        self.source.set_perturbation(perturbation(commit=self.parameters.pending))
         while parts:
             part = parts.pop(0)
             try:
@@ -215,14 +223,14 @@ class Walk:
                 if self.parameters.pending is not None:
                     self.parameters.mark_applied()
                     if parts:
-                        self.source.aim(aim())
+                        self.source.set_perturbation(perturbation())
                 out[:, part.order] = found
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 self._halve([part], error)
                 parts = batch.parts[:] = self._parts(batch.inputs, batch.labels, batch.sizes)
-                self.source.aim(aim(due=self.parameters.pending))
+                self.source.set_perturbation(perturbation(commit=self.parameters.pending))
         return out
 
     def _part(self, part: Part) -> Tensor:
@@ -301,7 +309,7 @@ class Walk:
             except Exception as error:  # of any code, which may not bear half a batch
                 if is_out_of_memory(error):
                     raise
-                unasked = error.tensors.values() if isinstance(error, Unasked) else ()
+                unasked = error.tensors.values() if isinstance(error, UnreadParameters) else ()
                 more = [each for each in modules.readers(self.module, unasked) if each not in blocks]
                 if more:
                     blocks += more
@@ -335,9 +343,9 @@ class Walk:
 
 def _source(layout: Layout, backend: str | Backend | None) -> Source:
     if get_backend(backend, layout.parameters.device).name == "triton":
-        from cyber0.layerwise.cuda import Cuda
+        from cyber0.layerwise.cuda import CudaSource
 
-        return Cuda(layout)
+        return CudaSource(layout)
     return TorchSource(layout)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cyber0.errors import InvalidEstimate
-from cyber0.estimate import called
+from cyber0.estimate import call_with
 from cyber0.layerwise.graphs import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
 
     >>> from cyber0.directions import DirectionKey
     >>> from cyber0.layerwise import Walk
-    >>> from cyber0.layerwise.source import aimed
+    >>> from cyber0.layerwise.source import perturbation_of
     >>> from cyber0.parameters import Parameters
     >>> parameters = Parameters.of(torch.nn.Linear(3, 1))
     >>> walk = Walk(parameters, lambda model, batch: model(batch[0]).squeeze(1))
-    >>> walk.source.aim(aimed(parameters, DirectionKey(seed=1, round=0), mu=1e-3))
+    >>> walk.source.set_perturbation(perturbation_of(parameters, DirectionKey(seed=1, round=0), mu=1e-3))
     >>> run(walk, torch.ones(5, 3), torch.zeros(5)).shape
     torch.Size([2, 5])
     """
@@ -43,7 +43,7 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
 
     def losses(weights: dict[str, Tensor]) -> Tensor:
         def model(x: Tensor) -> Tensor:
-            return called(walk.module, weights, x).float()
+            return call_with(walk.module, weights, x).float()
 
         return walk.losses(model, (inputs, labels))
 

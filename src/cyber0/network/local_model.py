@@ -14,7 +14,7 @@ from cyber0.config import RunConfig
 from cyber0.directions.select import host
 from cyber0.errors import InvalidConfig, NonFiniteLoss
 from cyber0.estimate import full_precision
-from cyber0.layerwise.measure import LayerwiseEstimate, called, measure_of, prepared
+from cyber0.layerwise.measure import LayerwiseEstimate, evaluation_model, in_precision, measure_of
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import base_digest, layout_bytes
 from cyber0.protocol.records import from_wire, to_wire
@@ -43,7 +43,7 @@ class LocalModel:
         self.config = config
         self.task = task or load_task(config)
         self.device = devices.get_device(device)
-        self._module = prepared(build_model(self.task, config.seed), config.precision, config.mu)
+        self._module = in_precision(build_model(self.task, config.seed), config.precision, config.mu)
         memory.check_run(self._module, config.model_copy(update={"clients": 1, "engine": "sequential"}), self.device)
         self._module.to(self.device)
         self.parameters = Parameters.of(self._module)
@@ -94,7 +94,7 @@ class LocalModel:
     def evaluate(self) -> tuple[float, float, int]:
         """Accuracy and mean loss on the task's test samples, and how many they are."""
         self.parameters.settle()
-        model = called(self._measure, self.parameters, self.task.losses)
+        model = evaluation_model(self._measure, self.parameters, self.task.losses)
         found = evaluate(self.task, model, device=self.device)
         if found.accuracy is None:
             raise InvalidConfig(f"evaluate: the task {self.task.name!r} has no classes, so no accuracy to report")

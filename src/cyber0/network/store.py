@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cyber0.errors import InvalidConfig, InvalidParameters
-from cyber0.files import held
+from cyber0.files import lock_folder
 from cyber0.protocol.messages import Vote
 from cyber0.replay.weights import Weights
 
@@ -66,7 +66,7 @@ class Store:
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                self._lock = held(folder, "client")
+                self._lock = lock_folder(folder, "client")
                 (folder / "votes").touch(mode=0o600)
                 self._file = (folder / "votes").open("r+b", buffering=0)
             except OSError as error:

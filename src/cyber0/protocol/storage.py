@@ -71,7 +71,7 @@ def locked(path: Path) -> Any:
     >>> locked(Path(mkdtemp()) / "run.ledger").close()
     """
     try:
-        return files.locked(
+        return files.lock_file(
             _beside(path, "-lock"),
             lambda: InvalidLedger(f"{path} is in use by another federator that has not ended"),
         )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cyber0.config import RunConfig, load, merged
 from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
-from cyber0.files import held, write_whole
+from cyber0.files import lock_folder, write_atomically
 
 __all__ = ["Folder"]
 
@@ -55,14 +55,14 @@ class Folder:
         """Make the folder of a new run; one that holds files of another run is refused, and left as it is."""
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            lock = held(path, "run")
+            lock = lock_folder(path, "run")
             for name in FILES:
                 if (path / name).exists():
                     lock.close()
                     raise InvalidConfig(
                         f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}"
                     )
-            write_whole(path / "config.toml", config.to_toml())
+            write_atomically(path / "config.toml", config.to_toml())
         return cls(path, config, lock)
 
     @classmethod
@@ -70,7 +70,7 @@ class Folder:
         """Open the folder of a run that was stopped."""
         config = cls.configuration(path)
         with _writing(path):
-            lock = held(path, "run")
+            lock = lock_folder(path, "run")
         try:
             return cls(path, config, lock)
         except BaseException:
@@ -85,14 +85,14 @@ class Folder:
         """
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            lock = held(path, "run")
+            lock = lock_folder(path, "run")
             try:
                 if _asked(cls.configuration(path)) == _asked(config):
                     return cls(path, config, lock)
             except InputError:  # nothing was begun, or it is damaged
                 pass
             _clear(path)
-            write_whole(path / "config.toml", config.to_toml())
+            write_atomically(path / "config.toml", config.to_toml())
         return cls(path, config, lock)
 
     @staticmethod
@@ -131,7 +131,7 @@ class Folder:
     def finish(self, summary: Line, tensors: dict[str, Any]) -> None:
         """Write the final weights and the outcome."""
         require("safetensors.torch", extra="train").save_file(tensors, self.path / "model.safetensors")
-        write_whole(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def clear(self) -> None:
         """Forget what was played."""

@@ -14,7 +14,7 @@ from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
-from cyber0.layerwise.measure import LayerwiseEstimate, called, measure_of, prepared
+from cyber0.layerwise.measure import LayerwiseEstimate, evaluation_model, in_precision, measure_of
 from cyber0.parameters import Parameters
 from cyber0.protocol.decide import as_scalars, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
@@ -63,7 +63,7 @@ class Simulation:
         self.device = devices.get_device(config.device)
         folder = None if config.data is None else Path(config.data)
         self.task = task or make_task(config.task, folder, config.source, config.model)
-        module = prepared(build_model(self.task, config.seed), config.precision, config.mu)
+        module = in_precision(build_model(self.task, config.seed), config.precision, config.mu)
         memory.check_run(module, config, self.device)
         module = module.to(self.device)
         self.parameters = Parameters.of(module)
@@ -142,7 +142,7 @@ class Simulation:
     def evaluate(self) -> Evaluation:
         """Evaluate the global model on the test samples."""
         self.parameters.settle()
-        model = called(self.world.measure, self.parameters, self.task.losses)
+        model = evaluation_model(self.world.measure, self.parameters, self.task.losses)
         inputs, labels = self.population.test
         return evaluate(self.task, model, (inputs, labels), self.device)
 

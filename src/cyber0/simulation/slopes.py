@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
 
-from cyber0.estimate import called
+from cyber0.estimate import call_with
 from cyber0.parameters import Parameters
 from cyber0.tasks.task import Task, cross_entropy
 
@@ -136,7 +136,7 @@ def _losses_of(task: Task, parameters: Parameters) -> Any:
         }
 
         def model(inputs: Tensor) -> Tensor:
-            return called(module, named, inputs)
+            return call_with(module, named, inputs)
 
         return task.losses(model, (x, y))
 

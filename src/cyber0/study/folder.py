@@ -16,7 +16,7 @@ from typing import Any
 from cyber0.config import load
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
-from cyber0.files import held, write_whole
+from cyber0.files import lock_folder, write_atomically
 from cyber0.protocol.export import write as write_export
 from cyber0.protocol.ledger import History
 from cyber0.study.recipe import Recipe
@@ -46,7 +46,7 @@ class StudyFolder:
             others = sorted(found.name for found in path.iterdir() if found.name not in (".lock", "runs"))
             if others and not (path / "study.toml").exists():
                 raise InvalidConfig(f"{path} holds something else ({others[0]}): name another folder")
-            self._lock = held(path, "study")
+            self._lock = lock_folder(path, "study")
         except OSError as error:
             raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
         try:
@@ -84,13 +84,15 @@ class StudyFolder:
         if outcome.error is not None:
             if ":" in "".join(getattr(job.config, key) for key in MENDED):
                 self._forget(job)
-            write_whole(failed, json.dumps({"labels": job.labels, "seed": job.config.seed, "error": outcome.error}))
+            write_atomically(
+                failed, json.dumps({"labels": job.labels, "seed": job.config.seed, "error": outcome.error})
+            )
             return
         if self.recipe.keep and outcome.history is not None:
             self._export(job, outcome.history)
         *lines, summary = (self._anywhere(line, job) for line in outcome.lines)
         kept = {"labels": job.labels, "config": self._config(job), "lines": lines, "summary": summary}
-        write_whole(self._file(job), json.dumps(kept, allow_nan=False))
+        write_atomically(self._file(job), json.dumps(kept, allow_nan=False))
         failed.unlink(missing_ok=True)
         self._forget(job)
 
@@ -150,7 +152,7 @@ class StudyFolder:
         kept = self.path / "study.toml"
         if not kept.exists():
             (self.path / "runs").mkdir(exist_ok=True)
-            write_whole(kept, self.recipe.to_toml())
+            write_atomically(kept, self.recipe.to_toml())
             return
         found, ours = load(kept), Recipe.of(load(kept))
         different = [
@@ -161,7 +163,7 @@ class StudyFolder:
             raise InvalidConfig(
                 f"{self.path} holds another study ({title!r}; {different[0]} differs): name another folder"
             )
-        write_whole(kept, self.recipe.to_toml())
+        write_atomically(kept, self.recipe.to_toml())
 
     def _worked(self) -> dict[str, Any]:
         log = self.path / "log.jsonl"

@@ -20,7 +20,7 @@ import numpy as np
 
 from cyber0.errors import InvalidData
 from cyber0.extras import require
-from cyber0.files import write_whole
+from cyber0.files import write_atomically
 from cyber0.study import figures
 from cyber0.study.claims import Verdict, judge
 from cyber0.study.recipe import Figure
@@ -77,7 +77,7 @@ def write(results: Results, out: Path) -> None:
     try:
         for name, content in contents.items():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(out / name, content)
+            write_atomically(out / name, content)
     except OSError as error:
         raise InvalidData(f"{out}: a report cannot be written there: {error.strerror or error}") from error
 

@@ -78,7 +78,7 @@ class LabelRows(nn.Module):
         bias: Any = self.bias
         return nn.functional.linear(features, self.weight[self.ids], None if bias is None else bias[self.ids])
 
-    def both_signs(self, both: SignPair, features: Tensor) -> Tensor:
+    def forward_pair(self, both: SignPair, features: Tensor) -> Tensor:
         """The same in a walk: only these rows are perturbed."""
         shape = 2, len(self.ids), self.weight.shape[1]
         plus, minus = torch.empty(shape, dtype=features.dtype, device=features.device)
