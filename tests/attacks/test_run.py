@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from cyber0.aggregation import cwtm, get_rule
+from cyber0.aggregation import cwtm, get_rule, to_numpy
 from cyber0.attacks import ATTACKS, AttackRun, get_attack, label_flip, lf, mount, sf, sign_flip
 from cyber0.errors import InputError, InvalidAttack, UnknownName
 
 VOTES = np.random.default_rng(5).normal(1.0, 1.0, (2, 9, 4))  # [rows, n, k]
 LIARS = [7, 8]
 RULE = get_rule("nnm+cwtm")
+CUDA = pytest.param(
+    partial(torch.tensor, device="cuda"),
+    marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+)
+LIBRARIES = [np.asarray, torch.tensor, CUDA]
 
 
 def played(attack, votes=VOTES, *, round=0, rule=RULE, **options):
@@ -22,7 +27,7 @@ def played(attack, votes=VOTES, *, round=0, rule=RULE, **options):
 
 
 def same(one, other):
-    return np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True)
+    return np.array_equal(to_numpy(one), to_numpy(other), equal_nan=True)
 
 
 def in_context(vectors, liars, rule, byzantine, rng, *, volume=1.0, round, seed, report):
@@ -99,17 +104,17 @@ def test_the_model_is_for_those_who_know_it():
 
 
 @pytest.mark.parametrize("attack", ["alie", "alie-nnm", "foe", "foe-nnm", "foe(search='line')"])
-@pytest.mark.parametrize("library", [np.asarray, torch.tensor])
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_a_search_reports_the_omega_of_each_scene(attack, library):
     run = AttackRun(attack, seed=0)
     votes = np.stack([VOTES, 3 - VOTES, VOTES**3])  # [runs, rows, n, k]
     sent = run.mount(library(votes), LIARS, RULE, 2, round=0)
-    omega = np.asarray(run.reports["omega"])
+    omega = to_numpy(run.reports["omega"])
     assert omega.shape == (3, 2)
     honest = votes[:, :, :7]
     mean = honest.mean(axis=-2)
     along = -mean if "foe" in attack else honest.std(axis=-2, ddof=1)
-    np.testing.assert_allclose(np.asarray(sent)[:, :, 8], mean + omega[..., None] * along, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(to_numpy(sent)[:, :, 8], mean + omega[..., None] * along, rtol=1e-9, atol=1e-12)
 
 
 def test_a_given_omega_is_reported_too():
@@ -209,7 +214,7 @@ def test_every_attack_has_a_name():
         lambda lies: torch.tensor(lies).bfloat16(),
     ],
 )
-@pytest.mark.parametrize("library", [np.asarray, torch.tensor])
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_lies_are_converted(lies, library):
     given = -np.ones((2, 2, 4))
     votes = library(VOTES)
@@ -263,18 +268,18 @@ def test_labels_are_corrupted_by_those_who_declare_it():
 
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name not in ("none", "lf", "zero", "nonfinite")])
-@pytest.mark.parametrize("library", [np.asarray, torch.tensor])
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_liars_go_on_when_an_honest_vote_is_not_finite(attack, library):
     votes = VOTES.copy()
     votes[1, 2, 3] = np.nan  # an honest client's
     votes[0, 8] = np.inf  # a liar's
-    sent = np.asarray(played(attack, library(votes)))
+    sent = to_numpy(played(attack, library(votes)))
     assert same(sent[:, :7], votes[:, :7])
     assert np.isfinite(sent[:, LIARS]).all()
     left = np.delete(votes, 2, axis=1)
     left[:, 7] = np.delete(left, [6, 7], axis=1).mean(axis=1)
     alone = AttackRun(attack, seed=3).mount(library(left), [6, 7], RULE, 2, round=0)
-    assert same(sent[:, LIARS], np.asarray(alone)[:, 6:])
+    assert same(sent[:, LIARS], to_numpy(alone)[:, 6:])
 
 
 def test_each_run_of_a_batch_leaves_out_its_own():
