@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,24 +34,32 @@ def measured(results):
     return frame.sort_values(["rule", "seed", "round"], ignore_index=True)
 
 
-def test_a_study_is_played_once_and_grows_with_its_seeds(tmp_path):
-    results, ended = played(tmp_path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study that was played to its end: its folder, to be copied before it is changed, and what `played` returned."""
+    folder = tmp_path_factory.mktemp("study") / "whole"
+    return folder, *played(folder)
+
+
+def test_a_study_is_played_once_and_grows_with_its_seeds(tmp_path, whole):
+    folder, results, ended = whole
     assert len(ended) == 4
     assert len(results.frame) == 4 * 2
-    assert (tmp_path / "report.html").exists()
+    assert (folder / "report.html").exists()
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     assert played(tmp_path)[1] == []
     results, ended = played(tmp_path, {**KEYS, "seeds": 3})
     assert sorted(outcome.job.config.seed for outcome in ended) == [2, 2]
     assert len(results.frame) == 6 * 2
 
 
-def test_some_of_a_study_now_and_the_rest_later_are_all_of_it(tmp_path):
+def test_some_of_a_study_now_and_the_rest_later_are_all_of_it(tmp_path, whole):
     results, ended = played(tmp_path / "parts", only={"rule": ["krum"]})
     assert [outcome.job.name for outcome in ended] == ["krum_sf_seed0", "krum_sf_seed1"]
     assert set(results.frame["rule"]) == {"krum"}
     results, ended = played(tmp_path / "parts")
     assert [outcome.job.name for outcome in ended] == ["cwtm_sf_seed0", "cwtm_sf_seed1"]
-    assert measured(results).equals(measured(played(tmp_path / "whole")[0]))
+    assert measured(results).equals(measured(whole[1]))
     with pytest.raises(UnknownName, match=r"label of axis 'rule' 'krumm'.*did you mean 'krum'"):
         played(tmp_path / "none", only={"rule": "krumm"})
     with pytest.raises(UnknownName, match="axis 'task'"):
@@ -58,8 +67,9 @@ def test_some_of_a_study_now_and_the_rest_later_are_all_of_it(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_run_that_was_lost_is_played_again_to_the_same_numbers(tmp_path):
-    before = measured(played(tmp_path)[0])
+def test_a_run_that_was_lost_is_played_again_to_the_same_numbers(tmp_path, whole):
+    before = measured(whole[1])
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
     (tmp_path / "runs" / "krum_sf_seed1.json").unlink()
     results, ended = played(tmp_path)
     assert [outcome.job.name for outcome in ended] == ["krum_sf_seed1"]
@@ -126,14 +136,13 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path):
         assert rows["accuracy"].tolist() == [line["accuracy"] for line in run["lines"]]
 
 
-def test_ray_gives_the_same_numbers(tmp_path):
+def test_ray_gives_the_same_numbers(tmp_path, whole):
     pytest.importorskip("ray")
-    here, there = played(tmp_path / "local")[0], played(tmp_path / "ray", engine="ray")[0]
-    assert measured(here).equals(measured(there))
+    assert measured(played(tmp_path, engine="ray")[0]).equals(measured(whole[1]))
 
 
-def test_the_folder_of_another_study_is_left_alone(tmp_path):
-    played(tmp_path)
+def test_the_folder_of_another_study_is_left_alone(tmp_path, whole):
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(InvalidConfig, match=r"holds another study .*base differs"):
         played(tmp_path, {**KEYS, "base": {**SMALL, "rounds": 5}})
