@@ -6,7 +6,8 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from cyber0 import errors
 from cyber0.directions import DirectionKey, combine, sample
-from cyber0.estimate import estimate
+from cyber0.estimate import estimate, nonfinite_cause
+from cyber0.layerwise import LayerwiseEstimate
 from cyber0.parameters import Parameters
 from cyber0.tasks import mnist
 
@@ -15,6 +16,10 @@ FAMILIES = ["gaussian", "sphere", "rademacher"]
 
 def keys_of(count, round=0):
     return [DirectionKey(seed=11, round=round, index=index) for index in range(count)]
+
+
+def squares(model, batch):
+    return (model(batch[0]).squeeze(1) - batch[1]).square()
 
 
 class Quadratic(nn.Module):
@@ -222,6 +227,45 @@ def test_a_loss_that_is_not_finite(mu, bad):
     x[4, 0, 0] = bad
     with pytest.raises(errors.NonFiniteLoss, match="loss of sample 4"):
         estimate(Parameters.of(module), classification, (x, y), keys_of(2), mu=mu)
+
+
+@pytest.mark.filterwarnings("ignore:this model cannot be walked")
+@pytest.mark.parametrize("measure", [estimate, LayerwiseEstimate()])
+@pytest.mark.parametrize("mu", [0.0, 1e-3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_data_that_are_not_finite_are_named_as_the_cause(mu, bad, measure):
+    module = nn.Linear(3, 1)
+    x, y = torch.ones(6, 3), torch.zeros(6)
+    x[4, 1] = bad
+    with pytest.raises(errors.NonFiniteLoss, match=f"the inputs of sample 4 contain {bad}") as raised:
+        measure(Parameters.of(module), squares, (x, y), keys_of(2), mu=mu, family="gaussian")
+    assert "learning rate" not in str(raised.value)
+    x[4, 1], y[2] = 0.0, bad
+    with pytest.raises(errors.NonFiniteLoss, match=f"the targets of sample 2 contain {bad}"):
+        measure(Parameters.of(module), squares, (x, y), keys_of(2), mu=mu, family="gaussian")
+
+
+@pytest.mark.filterwarnings("ignore:this model cannot be walked")
+@pytest.mark.parametrize("measure", [estimate, LayerwiseEstimate()])
+@pytest.mark.parametrize(
+    ("weight", "cause"),
+    [(float("nan"), "the weights 'weight' are no longer finite"), (3e38, "the loss is too large for its type")],
+)
+def test_a_model_that_has_diverged_is_told_to_lower_the_learning_rate(weight, cause, measure):
+    module = nn.Linear(3, 1)
+    module.weight.data.fill_(weight)
+    with pytest.raises(errors.NonFiniteLoss, match=f"{cause}.*: lower the learning rate"):
+        measure(
+            Parameters.of(module), squares, (torch.ones(6, 3), torch.zeros(6)), keys_of(2), mu=1e-3, family="gaussian"
+        )
+
+
+def test_data_in_any_container_are_looked_at():
+    parameters = Parameters.of(nn.Linear(3, 1))
+    bad = torch.tensor([[1.0], [float("inf")]])
+    assert "the inputs of sample 1 contain inf" in nonfinite_cause(parameters, ({"a": torch.ones(2), "b": bad}, None))
+    assert "the data of sample 1 contain inf" in nonfinite_cause(parameters, {"x": bad})
+    assert "the data contain nan" in nonfinite_cause(parameters, torch.tensor(torch.nan))
 
 
 @pytest.mark.parametrize("mu", [0.0, 1e-3])

@@ -20,6 +20,7 @@ from torch.func import functional_call, jvp  # pyright: ignore[reportUnknownVari
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
+from torch.utils import _pytree as trees
 
 from cyber0.directions import Backend, DirectionKey, Family, project, sample
 from cyber0.directions.api import prepare
@@ -27,7 +28,7 @@ from cyber0.directions.select import device_of
 from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss, UnknownName
 from cyber0.parameters import Parameters
 
-__all__ = ["Losses", "Method", "call_with", "estimate", "full_precision", "refuse_random"]
+__all__ = ["Losses", "Method", "call_with", "estimate", "full_precision", "nonfinite_cause", "refuse_random"]
 
 Losses = Callable[[Any, Any], torch.Tensor]
 """losses(model, batch) -> one loss for each sample, a tensor of shape [batch]."""
@@ -173,10 +174,13 @@ def _two_point(
         {name: torch.empty_like(tensor) for name, tensor in objective.parameters_.tensors.items()} for _ in range(2)
     )
     with torch.no_grad():
-        values = [
-            _difference(objective.at(plus), objective.at(minus), index)
-            for index in _perturbed(objective.parameters_, keys, mu, family, backend, plus, minus)
-        ]
+        values: list[float] = []
+        for index in _perturbed(objective.parameters_, keys, mu, family, backend, plus, minus):
+            above, below = objective.at(plus), objective.at(minus)
+            _check_finite(objective, above, index)
+            _check_finite(objective, below, index)
+            # The mean over samples of differences formed per sample: the two losses share most of their digits.
+            values.append(float((above.double() - below.double()).mean()))
     return np.array(values) / (2 * float(np.float32(mu)))
 
 
@@ -200,22 +204,45 @@ def _perturbed(
         yield index
 
 
-def _difference(plus: torch.Tensor, minus: torch.Tensor, index: int) -> float:
-    """The mean over samples of the difference: formed per sample, where the two losses share most of their digits."""
-    _check_finite(plus, index)
-    _check_finite(minus, index)
-    return float((plus.double() - minus.double()).mean())
-
-
-def _check_finite(losses: torch.Tensor, index: int | None = None) -> None:
+def _check_finite(objective: _Objective, losses: torch.Tensor, index: int | None = None) -> None:
     losses = losses.detach()
     finite = losses.isfinite()
     if not finite.all():
         sample = int((~finite).nonzero()[0])
         where = "" if index is None else f" along direction {index}"
-        raise NonFiniteLoss(
-            f"the loss of sample {sample}{where} is {float(losses[sample])}: check the data, or lower the learning rate"
-        )
+        cause = nonfinite_cause(objective.parameters_, objective.batch)
+        raise NonFiniteLoss(f"the loss of sample {sample}{where} is {float(losses[sample])}: {cause}")
+
+
+def nonfinite_cause(parameters: Parameters, batch: Any) -> str:
+    """Return why losses on a batch are NaN or infinite, and what to do about it, to end an error message with.
+
+    The data are looked at first, then the weights. `batch` is what `losses` was called with: tensors, in tuples, lists
+    or dictionaries, each with the samples as its first dimension.
+
+    >>> parameters = Parameters.of(torch.nn.Linear(2, 1))
+    >>> inputs = torch.tensor([[1.0, 2.0], [torch.nan, 1.0]])
+    >>> nonfinite_cause(parameters, (inputs, torch.zeros(2)))
+    'the inputs of sample 1 contain nan: correct or drop them'
+    >>> nonfinite_cause(parameters, (torch.ones(2, 2), torch.zeros(2)))
+    'inputs and weights are finite, so the loss is too large for its type: lower the learning rate'
+    """
+    named = zip(("inputs", "targets"), batch, strict=True) if _is_pair(batch) else [("data", batch)]
+    for name, part in named:
+        for tensor in trees.tree_leaves(part):
+            if isinstance(tensor, torch.Tensor) and not (finite := tensor.isfinite()).all():
+                place = (~finite).nonzero()[0]
+                of_sample = f" of sample {int(place[0])}" if tensor.ndim > 0 else ""
+                value = float(tensor[tuple(place)])
+                return f"the {name}{of_sample} contain {value}: correct or drop them"
+    for entry, flat in parameters:
+        if not flat.isfinite().all():
+            return f"the weights {entry.name!r} are no longer finite: lower the learning rate"
+    return "inputs and weights are finite, so the loss is too large for its type: lower the learning rate"
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, tuple | list) and len(cast("Sequence[Any]", batch)) == 2
 
 
 def _derivative(
@@ -248,7 +275,7 @@ def _forward_mode(
         }
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
             result = jvp(objective.at, (weights,), (tangents,))
-        _check_finite(result[0], index)
+        _check_finite(objective, result[0], index)
         values.append(float(result[1].double().mean()))
     return np.array(values)
 
@@ -259,7 +286,7 @@ def _backward_mode(
     parameters = objective.parameters_
     with torch.enable_grad():
         losses = objective()
-        _check_finite(losses)
+        _check_finite(objective, losses)
         gradients = torch.autograd.grad(losses.mean(), list(parameters.tensors.values()), allow_unused=True)
     parts = [
         torch.zeros(entry.size, device=losses.device) if gradient is None else gradient.float().flatten()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.errors import InvalidConfig, InvalidEstimate, NonFiniteLoss
-from cyber0.estimate import Losses, estimate
+from cyber0.estimate import Losses, estimate, nonfinite_cause
 from cyber0.layerwise.protocols import Scorer, implements
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
@@ -91,9 +91,7 @@ class LayerwiseEstimate:
         values = torch.cat([walk.along(samples, key, mu, family) for key in keys]).cpu().numpy()
         if not np.isfinite(values).all():
             index = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise NonFiniteLoss(
-                f"the loss along direction {index} is not finite: check the data, or lower the learning rate"
-            )
+            raise NonFiniteLoss(f"the loss along direction {index} is not finite: {nonfinite_cause(parameters, batch)}")
         scale = parameters.size if family == "sphere" else 1
         return (values * (scale / len(keys))).astype(np.float32)
 
