@@ -1,0 +1,52 @@
+"""The commands of `cyber0`."""
+
+from typing import Annotated
+
+import typer
+
+from cyber0 import __version__
+from cyber0.cli.data import data
+from cyber0.cli.demo import demo
+from cyber0.cli.doctor import doctor
+from cyber0.cli.flower import flower
+from cyber0.cli.join import join
+from cyber0.cli.keys import keys
+from cyber0.cli.ledger import ledger
+from cyber0.cli.replay import replay
+from cyber0.cli.run import run
+from cyber0.cli.serve import serve
+from cyber0.cli.study import study
+from cyber0.cli.theory import theory
+from cyber0.cli.verify import verify
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(run)
+app.command()(study)
+app.command()(data)
+app.command()(demo)
+app.command()(doctor)
+app.command()(theory)
+app.add_typer(ledger, name="ledger")
+app.add_typer(keys, name="keys")
+app.add_typer(flower, name="flower")
+app.command()(serve)
+app.command()(join)
+app.command()(replay)
+app.command()(verify)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"cyber0 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train one model across clients that share no data and do not trust each other, a few numbers per round."""

@@ -1,0 +1,80 @@
+"""Importing the library changes nothing in the host process."""
+
+import json
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import importlib, json, logging, os, pkgutil, signal, sys, threading, warnings
+import grpc, numpy, torch, typer
+for name in ("transformers", "pandas", "matplotlib", "flwr.app", "flwr.clientapp", "flwr.serverapp", "ray"):
+    try:
+        importlib.import_module(name)  # what other libraries do when they are imported is their own affair
+    except ImportError:
+        pass
+
+def state():
+    root = logging.getLogger()
+    return {
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "path": list(sys.path),
+        "warnings": [str(each) for each in warnings.filters],
+        "logging": [root.level, [repr(each) for each in root.handlers], logging.root.manager.disable],
+        "signals": [repr(signal.getsignal(each)) for each in signal.valid_signals()],
+        "hooks": [repr(each) for each in (sys.excepthook, sys.displayhook, threading.excepthook)],
+        "threads": threading.active_count(),
+        "recursion": sys.getrecursionlimit(),
+        "numpy": [numpy.geterr(), repr(numpy.get_printoptions()), repr(numpy.random.get_state())],
+        "torch": [
+            torch.get_num_threads(), torch.get_num_interop_threads(), str(torch.get_default_dtype()),
+            str(torch.get_default_device()), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+            torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
+            torch.are_deterministic_algorithms_enabled(), torch.random.initial_seed(),
+        ],
+    }
+
+before = state()
+import cyber0
+left_out = []
+for module in pkgutil.walk_packages(cyber0.__path__, "cyber0."):
+    if module.name.rpartition(".")[2].startswith("_"):
+        continue  # __main__, and C extensions, which are loaded through ctypes
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] == "cyber0":
+            raise
+        left_out.append(error.name)
+after = state()
+print(json.dumps({"changed": [key for key in before if before[key] != after[key]], "left out": sorted(set(left_out)),
+                  "modules": sum(name.startswith("cyber0") for name in sys.modules)}))
+"""
+
+
+def play(script):
+    """Run a script in a new process, with none of the variables that a library may have set in this one."""
+    kept = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "SYSTEMROOT")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_importing_every_module_changes_nothing():
+    done = play(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["changed"] == []
+    assert set(found["left out"]) <= {"triton", "flwr", "ray"}
+    assert found["modules"] > 100
+
+
+def test_the_command_line_silences_grpc_before_it_is_imported():
+    script = (
+        "import os, sys; import cyber0.cli; assert 'grpc' not in sys.modules; sys.argv = ['cyber0', '--version']\n"
+        "try:\n    cyber0.cli.main()\n"
+        "finally:\n    print(os.environ['GRPC_VERBOSITY'], 'grpc' in sys.modules)"
+    )
+    done = play(script)
+    assert done.stdout.splitlines()[-1] == "NONE True", done.stderr
