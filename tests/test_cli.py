@@ -55,3 +55,22 @@ def test_an_error_is_a_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="1"):
         main()
     assert capsys.readouterr().err == "cyber0: mlxtend is not installed: pip install 'cyber0[study]'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeds = 2\n[base]\nrounds = 3\n", "is the recipe of a study, not of a run, for it has seeds, base"),
+        ('extends = "table1"\n', "is the recipe of a study, not of a run, for it has extends"),
+    ],
+)
+def test_a_study_is_not_a_run(text, message, tmp_path):
+    (tmp_path / "study.toml").write_text(text)
+    for command in (["run"], ["serve", "--ledger", str(tmp_path / "run.ledger")]):
+        assert message in str(invoke(*command, str(tmp_path / "study.toml")).exception)
+
+
+def test_a_folder_is_no_recipe(tmp_path):
+    assert str(invoke("run", str(tmp_path)).exception) == f"{tmp_path} is a folder, not a recipe in TOML"
+    (tmp_path / "config.toml").write_text("rounds = 3\n")
+    assert f"--resume {tmp_path} continues its run" in str(invoke("run", str(tmp_path)).exception)

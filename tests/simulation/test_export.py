@@ -20,8 +20,8 @@ from cyber0.simulation.export import Record, from_folder, recorded, shared
 from cyber0.simulation.run import run
 from cyber0.study.folder import StudyFolder
 from cyber0.study.recipe import Recipe
-from cyber0.study.study import jobs_of, study
-from cyber0.study.work import play
+from cyber0.study.study import study
+from cyber0.study.work import jobs_of, play
 from cyber0.tasks.task import make
 
 SMALL = {"source": "embedded", "clients": 6, "byzantine": 1, "directions": 4, "rounds": 6, "evaluate_every": 4}

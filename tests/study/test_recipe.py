@@ -5,7 +5,7 @@ import pytest
 from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
 from cyber0.simulation.ensemble import shape_of
 from cyber0.study.recipe import Recipe, get_recipe, shipped
-from cyber0.study.study import jobs_of
+from cyber0.study.work import jobs_of
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -74,7 +74,11 @@ def test_extends_replaces_keys_of_base_and_axes_and_all_else_whole(tmp_path):
     [
         ({"axes": {"ruel": ["mean"]}}, "unknown axis 'ruel'.*did you mean 'rule'"),
         ({"axes": {"speed": {"fast": {"lrr": 1.0}}}}, "unknown key of axis 'speed' 'lrr'"),
-        ({"axes": {"rule": []}}, "the grid is empty"),
+        ({"axes": {"rule": []}}, r"axes.rule = \[\]: give it values"),
+        ({"axes": {"rule": "krum"}}, "axes.rule.* = 'krum': input should be a valid list"),
+        ({"axes": {"seed": [1, 2]}}, "the axis 'seed' sets seed"),
+        ({"base": {"seed": 7}}, "base.seed"),
+        ({"rule": "krum", "rounds": 3}, "rule, rounds: keys of a run, not of a study; write them below"),
         ({"axes": {"rule": ["mean"]}, "exclude": [{"rule": "mean"}]}, "the grid is empty"),
         ({"axes": {"rule": ["mean"]}, "exclude": [{"rule": "maen"}]}, "unknown label of axis 'rule' 'maen'"),
         ({"axes": {"rule": ["mean"]}, "exclude": [{"rull": "mean"}]}, "unknown axis 'rull'"),
@@ -83,7 +87,7 @@ def test_extends_replaces_keys_of_base_and_axes_and_all_else_whole(tmp_path):
         ({"axes": {"rule": ["mean"]}, "seeds": 0}, "seeds = 0"),
         ({"axes": {"rule": ["mean"]}, "also": [{"labels": {}, "values": {}}]}, "has no label on 'rule'"),
         ({"axis": {"rule": ["mean"]}}, "unknown key of a study 'axis'"),
-        ({}, "axes"),
+        ({"axes": 3}, "axes = 3"),
     ],
 )
 def test_what_is_wrong_with_a_recipe_is_said(keys, message):
@@ -91,10 +95,22 @@ def test_what_is_wrong_with_a_recipe_is_said(keys, message):
         Recipe.of(keys)
 
 
-@pytest.mark.parametrize("values", [{"rounds": "many"}, {"rule": "mean", "byzantine": 30}])
-def test_a_cell_that_no_run_can_be_made_of_is_refused_before_any_is_played(values):
-    with pytest.raises(InvalidConfig):
-        jobs_of(Recipe.of({"base": values, "axes": {"lr": [0.1]}}), {})
+def test_a_study_without_axes_has_one_cell_which_is_the_base():
+    for keys in ({"base": {"rule": "krum"}}, {"base": {"rule": "krum"}, "axes": {}}):
+        recipe = Recipe.of({**keys, "seeds": 3})
+        assert Recipe.of(recipe.model_dump()) == recipe
+        jobs = jobs_of(recipe, {})
+        assert [job.name for job in jobs] == ["base_seed0", "base_seed1", "base_seed2"]
+        assert {job.config.rule for job in jobs} == {"krum"}
+
+
+def test_every_cell_that_no_run_can_be_made_of_is_named():
+    with pytest.raises(InvalidConfig) as caught:
+        jobs_of(Recipe.of({"base": {"rule": "mean"}, "axes": {"lr": [0.1, -1.0], "rounds": [0, 5]}}), {})
+    assert "cell '0.1, 0': rounds = 0" in str(caught.value)
+    assert "cell '-1.0, 5': lr = -1.0" in str(caught.value)
+    with pytest.raises(InvalidConfig, match="byzantine = 30 of clients = 40"):
+        jobs_of(Recipe.of({"base": {"byzantine": 30}, "axes": {"lr": [0.1]}}), {})
 
 
 def test_two_cells_of_one_name_are_refused():

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from tests import processes
@@ -144,8 +143,12 @@ def test_ray_gives_the_same_numbers(tmp_path, whole):
 def test_the_folder_of_another_study_is_left_alone(tmp_path, whole):
     shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(InvalidConfig, match=r"holds another study .*base differs"):
-        played(tmp_path, {**KEYS, "base": {**SMALL, "rounds": 5}})
+    for keys, message in (
+        ({"base": {**SMALL, "rounds": 5, "lr": 0.5}}, r"cwtm_sf_seed0.json .* rounds = 4, now 5, lr = 0.01, now 0.5"),
+        ({"axes": {"rule": ["krum"], "attack": ["sf"]}}, "this recipe has no cell 'cwtm, sf'"),
+    ):
+        with pytest.raises(InvalidConfig, match=rf"holds another study .*{message}"):
+            played(tmp_path, {**KEYS, **keys})
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("chapter 1")
@@ -174,20 +177,105 @@ def test_a_reason_that_runs_share_is_said_once(tmp_path):
     ("arguments", "message"),
     [
         (["tabel1"], "unknown study 'tabel1'"),
+        (["missing.toml"], "cannot read the recipe missing.toml"),
+        (["FOLDER"], "is a folder, not a recipe in TOML"),
         (["quick", "--set", "rounds"], "write key=value"),
+        (["quick", "--set", "rounds="], "write key=value"),
         (["quick", "--set", "ruonds=3"], "unknown key 'ruonds'"),
         (["quick", "--set", "rounds=0"], "rounds = 0"),
+        (["quick", "--set", "seed=3"], "say how many by --seeds"),
+        (["quick", "--set", "base.rounds=3"], "write rounds=3"),
+        (["quick", "--set", "title=mine"], "write a recipe that extends it"),
+        (["quick", "--set", "partition=iit"], "unknown partition 'iit'"),
+        (["quick", "--only", "attack"], "write axis=label"),
+        (["quick", "--only", "attack=ALIEE"], "did you mean 'ALIE'"),
         (["minilm", "--set", "attack=none"], "would change nothing: the axis 'attack' sets attack in every run"),
         (["minilm", "--data", "gone"], "--data gone: there is no such folder"),
-        (["missing.toml"], "cannot read the recipe missing.toml"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_said(arguments, message, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "cyber0", "study", *arguments, "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
+    arguments = [str(tmp_path) if argument == "FOLDER" else argument for argument in arguments]
+    done = CliRunner().invoke(app, ["study", *arguments, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert message in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_problem_of_every_cell_is_named_before_the_first_run(tmp_path):
+    axes = {"rule": ["cwtm", "krumm", "bulyan", "no_such_module:rule"], "attack": {"S": "sf", "A": "alie(omegas=2)"}}
+    base = {**SMALL, "partition": "iit", "task": "mnits", "device": "quantum"}
+    with pytest.raises(InvalidConfig) as caught:
+        played(tmp_path / "none", {**KEYS, "axes": axes, "base": base})
+    for problem in (
+        "krumm, S and 1 more: unknown rule 'krumm'",
+        "bulyan, S and 1 more: rule = 'bulyan': byzantine = 1 of n = 5",
+        "no_such_module:rule, S and 1 more: rule 'no_such_module:rule': there is no module 'no_such_module'",
+        "cwtm, A and 3 more: attack = 'alie(omegas=2)': unknown option of alie 'omegas'",
+        "cwtm, S and 7 more: unknown task 'mnits'",
+        "cwtm, S and 7 more: unknown partition 'iit'",
+        "cwtm, S and 7 more: device = 'quantum' cannot be used",
+    ):
+        assert problem in str(caught.value)
+    with pytest.raises(UnknownName, match="unknown set of claims 'tabel1'"):
+        played(tmp_path / "none", {**KEYS, "claims": "tabel1"})
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_module_that_cannot_be_imported_is_a_problem_too(tmp_path, monkeypatch):
+    (tmp_path / "torn_rule.py").write_text("def torn(votes, byzantine:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidConfig, match="rule = 'torn_rule:torn' cannot be imported: SyntaxError") as caught:
+        played(tmp_path / "none", {**KEYS, "axes": {"rule": ["torn_rule:torn"]}})
+    assert isinstance(caught.value.__cause__, SyntaxError)
+
+
+def test_code_of_runs_that_have_ended_is_not_needed_again(tmp_path, monkeypatch):
+    module = tmp_path / "gone_rule.py"
+    module.write_text("def gone(votes, byzantine):\n    return votes[..., 0, :]\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = {**KEYS, "seeds": 1, "axes": {"rule": ["gone_rule:gone"]}}
+    played(tmp_path / "out", keys)
+    module.unlink()
+    monkeypatch.delitem(sys.modules, "gone_rule")
+    results, ended = played(tmp_path / "out", keys)
+    assert (len(results.frame), ended) == (2, [])
+
+
+def test_a_recipe_may_be_mended_until_it_contradicts_runs_that_have_ended(tmp_path, monkeypatch):
+    (tmp_path / "sick_again.py").write_text(
+        "def sick(votes, byzantine):\n    if votes.any():\n        raise RuntimeError('no more')\n"
+        "    return votes[..., 0, :]\n"
     )
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert not Path(tmp_path / "out").exists()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "out"
+    sick = {**KEYS, "seeds": 1, "axes": {"rule": ["sick_again:sick"]}}
+    assert len(played(out, sick)[0].failures) == 1
+    mended = {**sick, "base": {**SMALL, "rounds": 6}, "axes": {"rule": ["krum"]}}
+    results, ended = played(out, mended)
+    assert [outcome.job.name for outcome in ended] == ["krum_seed0"]
+    assert results.failures == []
+    assert [path.name for path in (out / "runs").iterdir()] == ["krum_seed0.json"]
+    more = {**mended, "title": "More rules", "axes": {"rule": ["krum", "cwtm"]}}
+    assert [outcome.job.name for outcome in played(out, more)[1]] == ["cwtm_seed0"]
+    assert 'title = "More rules"' in (out / "study.toml").read_text()
+
+
+def test_what_a_folder_holds_is_compared_as_it_was_asked(tmp_path, whole):
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    runs = sorted((tmp_path / "runs").iterdir())
+    for path in runs:
+        run = json.loads(path.read_text())
+        del run["config"]["scale"]  # as if written before there was this key
+        path.write_text(json.dumps(run))
+    assert played(tmp_path)[1] == []
+    runs[0].write_text("{")
+    with pytest.raises(InvalidConfig, match=r"cwtm_sf_seed0.json is damaged .*: remove it"):
+        played(tmp_path)
+    for path in runs:
+        path.unlink()
+    before = (tmp_path / "results.csv").read_bytes()
+    with pytest.raises(InvalidConfig, match="holds the results of 'A study'"):
+        played(tmp_path, {**KEYS, "title": "Another"})
+    assert (tmp_path / "results.csv").read_bytes() == before

@@ -18,8 +18,8 @@ from cyber0.protocol.export import to_bytes
 from cyber0.simulation.folder import Folder
 from cyber0.study.folder import StudyFolder
 from cyber0.study.recipe import Recipe
-from cyber0.study.study import jobs_of, study
-from cyber0.study.work import Job, Outcome, play
+from cyber0.study.study import study
+from cyber0.study.work import Job, Outcome, jobs_of, play
 
 SMALL = {"clients": 6, "byzantine": 2, "attack": "alie", "directions": 4, "batch": 4, "rounds": 12, "evaluate_every": 3}
 SMALL |= {"source": "embedded", "device": "cpu", "participation": 0.9, "dropout": 0.1, "local_epochs": 2}

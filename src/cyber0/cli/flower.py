@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cyber0.cli.recipe import read_recipe
 from cyber0.cli.run import with_config_options
-from cyber0.config import load, merged
+from cyber0.config import merged
 from cyber0.flower.template import new as write
 
 __all__ = ["flower"]
@@ -35,6 +36,6 @@ def new(
 ) -> None:
     """Write a Flower app that trains by cyber0; `flwr run` starts it."""
     given = {name: value for name, value in options.items() if value is not None}
-    write(folder, merged(load(recipe) if recipe else {}, given), ledger)
+    write(folder, merged(read_recipe(recipe), given), ledger)
     console = Console(soft_wrap=True)
     console.print(f"written to {folder}; start it with: flwr run {folder} --stream", markup=False, highlight=False)

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.console import Console
 
-from cyber0.config import RunConfig, load, merged
+from cyber0.cli.recipe import read_recipe
+from cyber0.config import RunConfig, merged
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
 from cyber0.progress import Progress
@@ -68,7 +69,7 @@ def run(
 
 def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None, resume: Path | None) -> RunConfig:
     if resume is None:
-        config = merged(load(recipe) if recipe else {}, given)
+        config = merged(read_recipe(recipe), given)
         return config.model_copy(update=_resolved(config))
     if recipe or given or out:
         raise InvalidConfig(f"--resume {resume} takes its configuration from that folder: give no other")

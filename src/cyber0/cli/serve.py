@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from cyber0 import registry, tasks
+from cyber0.cli.recipe import read_recipe
 from cyber0.cli.run import with_config_options
-from cyber0.config import load, merged
+from cyber0.config import merged
 from cyber0.errors import InvalidConfig
 from cyber0.network.keys import check_name, federator_key, peer_name, server_credentials
 from cyber0.network.server import Federator
@@ -77,7 +78,7 @@ def _asked(
     recipe: Path | None, given: dict[str, Any], roster: str | None, no_votes: bool, waits: dict[str, Any]
 ) -> Setup:
     members = None if roster is None else names_of(roster)
-    keys = load(recipe) if recipe else {}
+    keys = read_recipe(recipe)
     if members and "clients" not in {**keys, **given}:
         given = {**given, "clients": len(members)}
     setup = Setup.of(merged(keys, given), members, keep_votes=not no_votes, **waits)

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from cyber0.errors import InvalidConfig
+from cyber0.config import RunConfig
+from cyber0.errors import InvalidConfig, UnknownName
 from cyber0.extras import require
 from cyber0.progress import Lines, bars, count
 from cyber0.study.recipe import Recipe, get_recipe, shipped
@@ -87,19 +88,38 @@ def _command(recipe: str, asked: list[str]) -> str:
 
 
 def _changed(recipe: Recipe, seeds: int | None, changes: list[str]) -> Recipe:
+    """Return the recipe with other seeds, and with the changes of --set in its base."""
     base = dict(recipe.base)
     for text in changes:
-        key, equals, value = text.partition("=")
-        if not equals:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key or not value:
             raise InvalidConfig(f"--set {text!r}: write key=value, e.g. rounds=50")
-        if (axis := recipe.axis_of(key.strip())) is not None:
-            raise InvalidConfig(
-                f"--set {text!r} would change nothing: the axis {axis!r} sets {key.strip()} in every run; "
-                f"play some of them by --only {axis}=LABEL, or write a recipe of your own that extends this one"
-            )
-        base[key.strip()] = _value(value.strip())
+        _check_change(recipe, text, key)
+        base[key] = _value(value)
     keys = recipe.model_dump(exclude_defaults=True) | {"base": base, "seeds": seeds or recipe.seeds}
     return Recipe.of(keys)
+
+
+def _check_change(recipe: Recipe, text: str, key: str) -> None:
+    """Refuse a --set that names no key of a run, or one that would change nothing."""
+    if key in ("seed", "seeds"):
+        raise InvalidConfig(f"--set {text!r}: the seeds of a study are 0 to seeds - 1; say how many by --seeds")
+    if key.startswith("base."):
+        raise InvalidConfig(
+            f"--set {text!r}: write {text.strip().removeprefix('base.')}; it is the base that it changes"
+        )
+    if key.partition(".")[0] in Recipe.model_fields:
+        raise InvalidConfig(
+            f"--set {text!r}: it changes keys of the runs, such as rounds; to change the study itself, write a recipe "
+            "that extends it"
+        )
+    if key not in RunConfig.model_fields:
+        raise UnknownName("key", key, RunConfig.model_fields)
+    if (axis := recipe.axis_of(key)) is not None:
+        raise InvalidConfig(
+            f"--set {text!r} would change nothing: the axis {axis!r} sets {key} in every run; play some of them by "
+            f"--only {axis}=LABEL, or write a recipe of your own that extends this one"
+        )
 
 
 def _only(texts: list[str]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from cyber0.errors import UnknownName
 from cyber0.study.recipe import Recipe
 from cyber0.study.statistics import Measured
 
-__all__ = ["CLAIMS", "Claim", "Evidence", "Outcome", "Verdict", "judge"]
+__all__ = ["CLAIMS", "Claim", "Evidence", "Outcome", "Verdict", "check_claims", "judge"]
 
 ALGORITHMS = ("cyber0", "FedAvg")
 PLAIN = ("CWTM", "Krum")  # each also behind NNM
@@ -87,12 +87,22 @@ def judge(recipe: Recipe, cells: Sequence[Measured]) -> list[Verdict]:
     >>> [(each.ours.word, each.paper.word) for each in judge(recipe, cells)]
     [('cannot say', 'holds'), ('cannot say', 'holds'), ('cannot say', 'does not hold'), ('cannot say', 'holds')]
     """
+    check_claims(recipe.claims)
     if recipe.claims is None:
         return []
-    if recipe.claims not in CLAIMS:
-        raise UnknownName("set of claims", recipe.claims, CLAIMS)
     ours, paper = _measured(cells), _published(recipe)
     return [Verdict(claim.text, claim.test(ours), claim.test(paper)) for claim in CLAIMS[recipe.claims]]
+
+
+def check_claims(name: str | None) -> None:
+    """Refuse the name of a set of claims that there is none of.
+
+    >>> check_claims("tabel1")
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown set of claims 'tabel1': use one of table1 (did you mean 'table1'?)
+    """
+    if name is not None and name not in CLAIMS:
+        raise UnknownName("set of claims", name, CLAIMS)
 
 
 def _measured(cells: Sequence[Measured]) -> Evidence:

@@ -8,20 +8,21 @@ log.jsonl     a line for each time the study was worked on: the command, the mac
 """
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from cyber0.config import load
-from cyber0.errors import InvalidConfig
+from cyber0.config import RunConfig, load
+from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
 from cyber0.files import lock_folder, write_atomically
 from cyber0.protocol.export import write as write_export
 from cyber0.protocol.ledger import History
-from cyber0.study.recipe import Recipe
+from cyber0.study.recipe import Labels, Recipe
 from cyber0.study.results import Failure, Results
-from cyber0.study.work import Job, Outcome
+from cyber0.study.work import Job, Outcome, jobs_of
 
 __all__ = ["StudyFolder"]
 
@@ -34,12 +35,14 @@ class StudyFolder:
 
     >>> from tempfile import mkdtemp
     >>> recipe = Recipe.of({"axes": {"rule": ["mean"]}})
-    >>> with StudyFolder(Path(mkdtemp()) / "study", recipe) as folder:
-    ...     folder.done(Job({"rule": "mean"}, recipe.cells()[0].config(0)))
+    >>> jobs = jobs_of(recipe, {})
+    >>> with StudyFolder(Path(mkdtemp()) / "study", recipe, jobs) as folder:
+    ...     folder.done(jobs[0])
     False
     """
 
-    def __init__(self, path: Path, recipe: Recipe) -> None:
+    def __init__(self, path: Path, recipe: Recipe, jobs: Sequence[Job] | None = None) -> None:
+        """Open the folder for a recipe and its runs, which are `jobs_of(recipe, {})` if not given."""
         self.path, self.unfinished, self.recipe = path, path / "unfinished", recipe
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -50,7 +53,7 @@ class StudyFolder:
         except OSError as error:
             raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
         try:
-            self._claim()
+            self._claim(jobs_of(recipe, {}) if jobs is None else jobs)
         except BaseException:
             self._lock.close()
             raise
@@ -64,16 +67,16 @@ class StudyFolder:
         self._lock.close()
 
     def done(self, job: Job) -> bool:
-        """Whether a run has ended before; one of another configuration under its name is refused."""
-        kept = self._file(job)
-        if not kept.exists():
+        """Return whether a run has ended before."""
+        if not self._file(job).exists():
             return False
-        found = json.loads(kept.read_text())["config"]
-        if found != (ours := self._config(job)):
-            different = sorted(key for key in found | ours if found.get(key) != ours.get(key))
-            raise InvalidConfig(f"{kept} is a run with another {', '.join(different)}: name another folder")
         self._forget(job)  # a study that was killed may not have come to it
         return True
+
+    @staticmethod
+    def file(path: Path, job: Job) -> Path:
+        """Return the file of a run that has ended, in the study's folder `path`."""
+        return path / "runs" / f"{job.name}.json"
 
     def keep(self, outcome: Outcome) -> None:
         """Write down what became of a run; one that failed is tried again next time, from its last evaluation.
@@ -118,7 +121,7 @@ class StudyFolder:
         return Results(self.recipe, frame, failures, {**self._worked(), **about})
 
     def _file(self, job: Job) -> Path:
-        return self.path / "runs" / f"{job.name}.json"
+        return self.file(self.path, job)
 
     def _forget(self, job: Job) -> None:
         rmtree(self.unfinished / job.name, ignore_errors=True)
@@ -130,7 +133,7 @@ class StudyFolder:
         write_export(self.path / "exports" / f"{job.name}.cyber0", renamed(history, self._model(job)))
 
     def _config(self, job: Job) -> dict[str, Any]:
-        return {**job.config.model_dump(mode="json", exclude=ELSEWHERE), "model": self._model(job)}
+        return {**_shared(job.config), "model": self._model(job)}
 
     def _model(self, job: Job) -> str | None:
         """What the recipe calls the model, which may lie in a folder of this machine."""
@@ -147,23 +150,55 @@ class StudyFolder:
         told = line["data"].replace(data, "DIR") if data else line["data"]
         return {**line, "data": told.replace(model, self._model(job)) if model else told}
 
-    def _claim(self) -> None:
-        """Make the folder this study's, or see that it is; a study may go on with more seeds than it began with."""
+    def _claim(self, jobs: Sequence[Job]) -> None:
+        """Make the folder this study's. Runs that have ended there must be runs of this study, too.
+
+        A recipe may be mended as long as it asks the same of these runs; before one has ended, in any way.
+        """
         kept = self.path / "study.toml"
-        if not kept.exists():
-            (self.path / "runs").mkdir(exist_ok=True)
-            write_atomically(kept, self.recipe.to_toml())
-            return
-        found, ours = load(kept), Recipe.of(load(kept))
-        different = [
-            key for key in Recipe.model_fields if key != "seeds" and getattr(ours, key) != getattr(self.recipe, key)
-        ]
-        if different:
-            title = found.get("title", ours.title)
-            raise InvalidConfig(
-                f"{self.path} holds another study ({title!r}; {different[0]} differs): name another folder"
-            )
+        before = Recipe.of(load(kept)) if kept.exists() else self.recipe
+        changed = before.model_copy(update={"seeds": self.recipe.seeds}) != self.recipe
+        ended = sorted((self.path / "runs").glob("*.json"))
+        if changed and not ended and self._published():
+            raise InvalidConfig(f"{self.path} holds the results of {before.title!r}: name another folder")
+        for path in ended:
+            self._check_ended(path, jobs, before.title)
+        if changed:
+            self._clear({job.name for job in jobs})
+        (self.path / "runs").mkdir(exist_ok=True)
         write_atomically(kept, self.recipe.to_toml())
+
+    def _check_ended(self, path: Path, jobs: Sequence[Job], title: str) -> None:
+        """Refuse a run that has ended and that this study does not have, or has with other keys."""
+        labels, config = _read(path)
+        job = next((job for job in jobs if job.labels == labels), None)
+        if job is None:
+            differs = f"of which this recipe has no cell {', '.join(labels.values())!r}"
+        else:
+            ours = {**self._config(job), "seed": config["seed"]}
+            changes = [f"{key} = {config[key]!r}, now {ours[key]!r}" for key in ours if config[key] != ours[key]]
+            if not changes:
+                return
+            differs = f"which had {', '.join(changes)}"
+        raise InvalidConfig(
+            f"{self.path} holds another study ({title!r}): {path.name} has ended, {differs}; "
+            "name another folder, or remove this one"
+        )
+
+    def _published(self) -> bool:
+        """Return whether there are results without the runs they were made of."""
+        table = self.path / "results.csv"
+        measured = table.exists() and len(table.read_text(encoding="utf-8").splitlines()) > 1
+        return measured or (self.path / "results.csv.gz").exists()
+
+    def _clear(self, names: set[str]) -> None:
+        """Remove what is left of runs that the recipe no longer has."""
+        for failed in (self.path / "runs").glob("*.failed"):
+            if failed.stem not in names:
+                failed.unlink()
+        for begun in self.unfinished.glob("*"):
+            if begun.name not in names:
+                rmtree(begun, ignore_errors=True)
 
     def _worked(self) -> dict[str, Any]:
         log = self.path / "log.jsonl"
@@ -175,3 +210,17 @@ class StudyFolder:
 
 def _measured(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key not in ("data", "data_sha256", "model")}
+
+
+def _shared(config: RunConfig) -> dict[str, Any]:
+    """Return a configuration without what belongs to one machine."""
+    return config.model_dump(mode="json", exclude=ELSEWHERE)
+
+
+def _read(path: Path) -> tuple[Labels, dict[str, Any]]:
+    """Return the labels of a run that has ended and what it was asked; keys that came later have their defaults."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found["labels"], _shared(RunConfig(**found["config"]))
+    except (ValueError, KeyError, TypeError, InputError) as error:
+        raise InvalidConfig(f"{path} is damaged ({error}): remove it, and its run is played again") from error

@@ -102,7 +102,9 @@ class Recipe(BaseModel):
     seeds: int = Field(5, ge=1, description="How many seeds, from 0 on.")
     keep: bool = Field(False, description="Whether each run is kept as a file that rebuilds its model.")
     base: dict[str, Any] = {}
-    axes: dict[str, list[Any] | dict[str, Any]]
+    axes: dict[str, list[Any] | dict[str, Any]] = Field(
+        {}, description="The grid; without one there is a single cell, the base."
+    )
     exclude: list[Pattern] = []
     also: list[Cell] = Field([], description="Cells outside the grid.")
     table: Table | None = None
@@ -120,13 +122,33 @@ class Recipe(BaseModel):
         Traceback (most recent call last):
         cyber0.errors.InvalidConfig: unknown axis 'ruel': use one of ... (did you mean 'rule'?)
         """
-        for key in keys:
-            if key not in cls.model_fields:
-                raise UnknownName("key of a study", key, cls.model_fields)
+        unknown = [key for key in keys if key not in cls.model_fields]
+        if of_run := [key for key in unknown if key in RunConfig.model_fields and key != "seed"]:
+            raise InvalidConfig(
+                f"{', '.join(of_run)}: keys of a run, not of a study; write them below [base], or play the recipe of "
+                "a single run by cyber0 run"
+            )
+        if unknown:
+            raise UnknownName("key of a study", unknown[0], cls.model_fields)
         try:
             return cls(**keys)
         except ValidationError as error:
             raise InvalidConfig(sentences(error)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """Give a study without axes one of a single label."""
+        return keys if keys.get("axes", {}) else {**keys, "axes": {"cell": {"base": {}}}}
+
+    @model_validator(mode="after")
+    def _given(self) -> Self:
+        if "seed" in self.base:
+            raise ValueError("base.seed: the seeds of a study are 0 to seeds - 1; leave it out, and give seeds")
+        for axis, given in self.axes.items():
+            if not given:
+                raise ValueError(f"axes.{axis} = {given!r}: give it values, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -137,7 +159,7 @@ class Recipe(BaseModel):
             if missing := [axis for axis in self.axes if axis not in cell.labels]:
                 raise ValueError(f"also: the cell {cell.name!r} has no label on {missing[0]!r}: give one for each axis")
         if not self.cells():
-            raise ValueError("the grid is empty: give `axes` with values, and exclude fewer of them")
+            raise ValueError("the grid is empty: `exclude` leaves none of its cells")
         for pattern in (*self.exclude, *(figure.where for figure in self.figures)):
             self._check_labels(pattern)
         return self
@@ -228,6 +250,9 @@ def _keys(name: str, heirs: tuple[str, ...]) -> dict[str, Any]:
     known = shipped()
     if name not in known and not name.endswith(".toml") and not Path(name).exists():
         raise UnknownName("study", name, [*known, "(a file).toml"])
+    if name not in known and Path(name).is_dir():
+        hint = f": its recipe is {Path(name) / 'study.toml'}" if (Path(name) / "study.toml").exists() else ""
+        raise InvalidConfig(f"{name} is a folder, not a recipe in TOML{hint}")
     if name in heirs:
         raise InvalidConfig(f"extends = {name!r}: a recipe cannot extend itself")
     keys = load(known.get(name, Path(name)))
@@ -246,6 +271,8 @@ def _points(axis: str, given: list[Any] | dict[str, Any]) -> list[tuple[str, dic
     }
     for values in keys.values():
         for key in values:
+            if key == "seed":
+                raise InvalidConfig(f"the axis {axis!r} sets seed: the seeds of a study are 0 to seeds - 1, on no axis")
             if key not in RunConfig.model_fields:
                 what = "axis" if key == axis else f"key of axis {axis!r}"
                 raise UnknownName(what, key, RunConfig.model_fields)

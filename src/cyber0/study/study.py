@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from cyber0 import __version__
-from cyber0.errors import InvalidConfig, UnknownName
+from cyber0.errors import UnknownName
 from cyber0.extras import require
+from cyber0.study.check import check_jobs
+from cyber0.study.claims import check_claims
 from cyber0.study.engines import ENGINES
 from cyber0.study.folder import StudyFolder
 from cyber0.study.recipe import Pattern, Recipe
 from cyber0.study.report import write
 from cyber0.study.results import Results
-from cyber0.study.work import Batch, Job, Outcome, batches, workers_for
+from cyber0.study.work import Batch, Outcome, batches, jobs_of, workers_for
 from cyber0.threads import cores
 
 __all__ = ["Watch", "jobs_of", "study"]
@@ -60,7 +62,10 @@ def study(
         raise UnknownName("engine", engine, ENGINES)
     watch, every = watch or Watch(), jobs_of(recipe, options or {})
     wanted = [cell.labels for cell in recipe.chosen(only or {})]
-    with StudyFolder(out, recipe) as folder:
+    check_claims(recipe.claims)
+    unplayed = [job for job in every if job.labels in wanted and not StudyFolder.file(out, job).exists()]
+    check_jobs(unplayed, here=engine == "local")
+    with StudyFolder(out, recipe, every) as folder:
         due = [job for job in every if not folder.done(job)]
         left = [job for job in due if job.labels in wanted]
         workers, clock = min(jobs or workers_for(left), len(every)), time.perf_counter()
@@ -80,21 +85,6 @@ def study(
         results = folder.results(every)
         write(results, out)
     return results
-
-
-def jobs_of(recipe: Recipe, options: dict[str, Any]) -> list[Job]:
-    """Every run of a study: cells in order, seeds within; two that would be the same run are refused.
-
-    >>> [job.name for job in jobs_of(Recipe.of({"seeds": 2, "axes": {"rule": ["mean"]}}), {})]
-    ['mean_seed0', 'mean_seed1']
-    """
-    cells = [cell.model_copy(update={"values": cell.values | options}) for cell in recipe.cells()]
-    jobs = [Job(cell.labels, cell.config(seed)) for cell in cells for seed in range(recipe.seeds)]
-    names = [job.name for job in jobs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidConfig(f"two cells are called {twice.rpartition('_seed')[0]!r}: give them different labels")
-    return jobs
 
 
 def _machine() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from cyber0.config import RunConfig
-from cyber0.errors import Cyber0Error
+from cyber0.errors import Cyber0Error, InputError, InvalidConfig
 from cyber0.extras import require
 from cyber0.protocol.ledger import History
-from cyber0.study.recipe import Labels
+from cyber0.study.recipe import Labels, Recipe
 from cyber0.threads import cores
 
-__all__ = ["Batch", "Job", "Outcome", "batches", "on_cuda", "play", "workers_for"]
+__all__ = ["Batch", "Job", "Outcome", "batches", "jobs_of", "on_cuda", "play", "workers_for"]
 
 TOGETHER = 30  # runs in a batch on a GPU: beyond, what they do one by one takes most of the time
 DEVICE_WORKERS = 8
@@ -55,6 +56,33 @@ class Outcome:
     lines: list[dict[str, Any]]
     error: str | None = None
     history: History | None = None
+
+
+def jobs_of(recipe: Recipe, options: dict[str, Any]) -> list[Job]:
+    """Return every run of a study, cells in order and seeds within; `options` go over the keys of each cell.
+
+    A cell that no run can be made of is refused, with all others that have a problem; so are two of the same name.
+
+    >>> [job.name for job in jobs_of(Recipe.of({"seeds": 2, "axes": {"rule": ["mean"]}}), {})]
+    ['mean_seed0', 'mean_seed1']
+    >>> jobs_of(Recipe.of({"axes": {"lr": [0.1, -1.0]}}), {})
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: cell '-1.0': lr = -1.0: input should be greater than 0
+    """
+    jobs: list[Job] = []
+    problems: dict[str, str] = {}  # each problem, and the first cell that has it
+    for cell in recipe.cells():
+        cell = cell.model_copy(update={"values": cell.values | options})
+        try:
+            jobs += [Job(cell.labels, cell.config(seed)) for seed in range(recipe.seeds)]
+        except InputError as error:
+            problems.setdefault(str(error), cell.name)
+    if problems:
+        raise InvalidConfig("; ".join(f"cell {name!r}: {problem}" for problem, name in problems.items()))
+    names = Counter(job.name for job in jobs)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise InvalidConfig(f"two cells are called {twice[0].rpartition('_seed')[0]!r}: give them different labels")
+    return jobs
 
 
 def batches(jobs: Sequence[Job], workers: int = 1) -> list[Batch]:
