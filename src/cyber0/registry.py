@@ -22,19 +22,22 @@ TEXT = re.compile(r"\s*([\w.:-]+)\s*(\(.*\))?\s*", re.DOTALL)
 def resolve(
     what: str,
     text: str | Callable[..., Any],
-    known: Mapping[str, Callable[..., Any]],
+    known: Mapping[str, Callable[..., Any] | str],
     *,
     aliases: Mapping[str, str] | None = None,
     reserved: Collection[str] = (),
 ) -> Callable[..., Any]:
     """Return the callable that a name stands for, with its options bound; a callable is returned as it is.
 
-    `aliases` maps other names to known ones. `reserved` lists keyword-only parameters of functions that are not
-    options, because whoever calls the function supplies them.
+    A known callable may be given as `package.module:object`, which is imported when it is asked for. `aliases` maps
+    other names to known ones. `reserved` lists keyword-only parameters of functions that are not options, because
+    whoever calls the function supplies them.
 
     >>> resolve("shape", "line(length=2)", {"line": lambda *, length=1: length})()
     2
     >>> resolve("shape", "math:hypot", {})(3, 4)
+    5.0
+    >>> resolve("shape", "triangle", {"triangle": "math:hypot"})(3, 4)
     5.0
     >>> resolve("shape", "segment", {"line": print}, aliases={"segment": "line"}) is print
     True
@@ -47,7 +50,8 @@ def resolve(
             raise InvalidName(f"{what} = {text!r} is a {type(text).__name__}: give a name or a callable")
         return text
     name, options = check(what, text, known, aliases=aliases)
-    found = _imported(what, name) if ":" in name else known[name]
+    entry = name if ":" in name else known[name]
+    found = _imported(what, entry) if isinstance(entry, str) else entry
     check_options(options, found, name, reserved=() if is_class(found) else reserved)
     return partial(found, **options) if options else found
 

@@ -14,7 +14,7 @@ from cyber0.tasks import NAMES, mnist
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.evaluation import evaluate
 from cyber0.tasks.models import cnn, mlp
-from cyber0.tasks.task import TASKS, Task, cross_entropy, get_task
+from cyber0.tasks.task import Task, cross_entropy, get_task
 
 SIZES = {"mnist": 7850, "mnist-mlp": 50890, "mnist-cnn": 11274}
 
@@ -36,7 +36,7 @@ def one_thread():
 @pytest.fixture(params=SIZES)
 def task(request, digits, monkeypatch):
     monkeypatch.setattr("cyber0.tasks.task.load", lambda *_, **__: digits)
-    return TASKS[request.param](None, "embedded")
+    return get_task(request.param)(None, "embedded")
 
 
 def test_a_seed_is_a_model_and_no_generator_is_touched(task):
@@ -118,4 +118,23 @@ def test_data_needs_no_torch():
 
 
 def test_a_federator_without_torch_knows_the_names():
-    assert tuple(TASKS) == NAMES
+    code = "import sys; sys.modules['torch'] = None; from cyber0.tasks import NAMES; print(*NAMES)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == list(NAMES), done.stderr
+
+
+def test_a_named_task_is_imported_when_it_is_asked_for():
+    code = (
+        "import sys, cyber0.simulation.simulation, cyber0.network.local_model\n"
+        "from cyber0.tasks.task import get_task\n"
+        "loaded = [any(name.startswith('cyber0.tasks.text') for name in sys.modules)]\n"
+        "get_task('sst2')\n"
+        "print(*loaded, 'cyber0.tasks.text.tasks' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False True\n", done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_named_task_is_there(name):
+    assert callable(get_task(name))

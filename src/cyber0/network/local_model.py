@@ -19,12 +19,11 @@ from cyber0.parameters import Parameters
 from cyber0.protocol.identity import base_digest, layout_bytes
 from cyber0.protocol.records import from_wire, to_wire
 from cyber0.replay.weights import Weights
-from cyber0.tasks import devices, partition
+from cyber0.tasks import devices, memory, partition
 from cyber0.tasks.batches import positions
 from cyber0.tasks.evaluation import evaluate
 from cyber0.tasks.task import Task, build_model
 from cyber0.tasks.task import make as make_task
-from cyber0.tasks.text import memory
 
 __all__ = ["LocalModel"]
 
@@ -44,7 +43,8 @@ class LocalModel:
         self.task = task or load_task(config)
         self.device = devices.get_device(device)
         self._module = in_precision(build_model(self.task, config.seed), config.precision, config.mu)
-        memory.check_run(self._module, config.model_copy(update={"clients": 1, "engine": "sequential"}), self.device)
+        alone = config.model_copy(update={"clients": 1, "engine": "sequential"})
+        memory.check_run(self._module, alone, self.device, self.task.dataset)
         self._module.to(self.device)
         self.parameters = Parameters.of(self._module)
         self.manifest = bytes.fromhex(self.parameters.manifest.digest)

@@ -13,7 +13,6 @@ from cyber0.errors import InvalidAttack
 from cyber0.layerwise.batching import upload
 from cyber0.tasks.batches import participants, positions
 from cyber0.tasks.dataset import Dataset
-from cyber0.tasks.text.tokens import lengths
 
 __all__ = ["Population", "participants"]
 
@@ -75,12 +74,11 @@ class Population:
         return self.inputs[chosen], self.labels[chosen]
 
     def sizes(self, t: int, epoch: int, present: Indices) -> NDArray[np.int64] | None:
-        """How many tokens those samples have, [clients, batch]; None where samples are not rows of tokens."""
-        inputs = self.dataset.train_inputs
-        if inputs.ndim != 2 or inputs.dtype.kind != "i":
+        """Return how much of each of those samples counts, [clients, batch]; None where all of it does."""
+        if self.dataset.lengths is None:
             return None
         if self._sizes is None:
-            self._sizes = lengths(inputs)
+            self._sizes = self.dataset.lengths(self.dataset.train_inputs)
         return self._sizes[self._indices(t)[epoch, present]]
 
     def _indices(self, t: int) -> Indices:

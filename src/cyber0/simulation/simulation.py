@@ -19,11 +19,10 @@ from cyber0.parameters import Parameters
 from cyber0.protocol.decide import as_scalars, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population, participants
-from cyber0.tasks import devices, partition
+from cyber0.tasks import devices, memory, partition
 from cyber0.tasks.evaluation import Evaluation, evaluate
 from cyber0.tasks.task import Task, build_model
 from cyber0.tasks.task import make as make_task
-from cyber0.tasks.text import memory
 
 __all__ = ["Round", "Simulation"]
 
@@ -64,7 +63,7 @@ class Simulation:
         folder = None if config.data is None else Path(config.data)
         self.task = task or make_task(config.task, folder, config.source, config.model)
         module = in_precision(build_model(self.task, config.seed), config.precision, config.mu)
-        memory.check_run(module, config, self.device)
+        memory.check_run(module, config, self.device, self.task.dataset)
         module = module.to(self.device)
         self.parameters = Parameters.of(module)
         self.population = self._populate()

@@ -1,6 +1,6 @@
 """A task made of what users have: a torch model, and tensors, arrays or torch data sets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from inspect import Parameter, isclass, signature
 from itertools import pairwise
@@ -15,6 +15,7 @@ from torch.utils import data as torch_data
 from cyber0.errors import InvalidData, InvalidUserCode
 from cyber0.tasks.dataset import Dataset, as_array, refuse_not_finite, to_numpy
 from cyber0.tasks.losses import Loss, cross_entropy, output_loss
+from cyber0.tasks.meaning import digest
 from cyber0.tasks.task import Metric, Task
 from cyber0.user_code import calling, label_of
 
@@ -32,7 +33,7 @@ def task_of(
     *,
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     name: str | None = None,
 ) -> Task:
     """Make a task of a model and data of one's own.
@@ -45,7 +46,8 @@ def task_of(
         loss: loss(outputs, targets) -> one value for each sample; a torch loss with a `reduction` will do as it is.
             By default the cross-entropy of classes.
         metrics: Functions of all outputs and all targets of an evaluation, by name, each returning a number.
-        classes: How many there are; by default the largest label and one. Targets are classes if they are integers, one
+        classes: How many there are, or their names in the order of their numbers; by default one more than the largest
+            label. Targets are classes if they are integers, one
             for each sample, or if `loss` is not given, or if `classes` is.
         name: What reports call the task; by default the model's name.
 
@@ -65,7 +67,8 @@ def task_of(
     trained, shares = _per_client(train) if isinstance(train, list) else (_pair(train, "train"), None)
     tested = _pair(test, "test")
     _check_alike(trained, tested, ("train", "test"))
-    known = _classes(trained[1], tested[1], loss, classes)
+    names = None if classes is None or isinstance(classes, int) else [str(each) for each in classes]
+    known = _classes(trained[1], tested[1], loss, len(names) if names else classes)
     dataset = Dataset(*trained, *tested, classes=known, source="data given in Python", shares=shares)
     refuse_not_finite(dataset.train_inputs, "train inputs")
     refuse_not_finite(dataset.train_labels, "train targets")
@@ -73,10 +76,11 @@ def task_of(
     refuse_not_finite(dataset.test_labels, "test targets")
     losses = cross_entropy if loss is None else output_loss(loss)
     called = label_of(model).rpartition(".")[2] if name is None else name
-    return Task(called, dataset, _builder(model), losses, dict(metrics or {}))
+    meaning = {"labels": digest(names or known)}
+    return Task(called, dataset, _builder(model), losses, dict(metrics or {}), meaning)
 
 
-def _classes(trained: Array, tested: Array, loss: Loss | None, classes: int | None) -> int | None:
+def _classes(trained: Array, tested: Array, loss: Loss | None, classes: Any) -> int | None:
     """Return how many classes there are; None where targets are no classes."""
     integer = trained.dtype.kind in "biu" and tested.dtype.kind in "biu"
     if classes is None and (loss is None or (integer and trained.ndim == 1)):

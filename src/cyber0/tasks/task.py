@@ -18,17 +18,21 @@ from torch import nn
 
 from cyber0 import registry
 from cyber0.errors import InvalidConfig, InvalidUserCode
-from cyber0.tasks import models
+from cyber0.tasks import TASKS, models
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.losses import OutputLoss, cross_entropy, not_per_sample
-from cyber0.tasks.mnist import load
-from cyber0.tasks.text.tasks import snli, sst2, text_classification, trec
+from cyber0.tasks.meaning import digest
+from cyber0.tasks.mnist import CLASSES, DEVIATION, MEAN, load
 from cyber0.user_code import calling, label_of
 
-__all__ = ["TASKS", "Task", "build_model", "cross_entropy", "get_task", "make", "mnist", "mnist_cnn", "mnist_mlp"]
+__all__ = ["Task", "build_model", "cross_entropy", "get_task", "make", "mnist", "mnist_cnn", "mnist_mlp"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Metric = Callable[[Any, torch.Tensor], float]
+DIGITS = {
+    "labels": digest([str(digit) for digit in range(CLASSES)]),
+    "preprocessing": digest({"scale": 1 / 255, "mean": MEAN, "deviation": DEVIATION, "shape": [784]}),
+}
 TRIAL = 4  # samples that a new model is tried out on
 ALONE = RLock()  # torch's generators belong to the whole process
 
@@ -157,7 +161,7 @@ def mnist(directory: Path | str | None = None, source: str = "auto") -> Task:
     >>> mnist(source="embedded").name
     'mnist'
     """
-    return Task("mnist", load(directory, source=source), models.logistic)
+    return Task("mnist", load(directory, source=source), models.logistic, meaning=DIGITS)
 
 
 def mnist_mlp(directory: Path | str | None = None, source: str = "auto", *, hidden: int = 64) -> Task:
@@ -172,7 +176,7 @@ def mnist_mlp(directory: Path | str | None = None, source: str = "auto", *, hidd
     def build(seed: int) -> nn.Module:
         return models.mlp(seed, hidden=hidden)
 
-    return Task("mnist-mlp", load(directory, source=source), build)
+    return Task("mnist-mlp", load(directory, source=source), build, meaning=DIGITS)
 
 
 def mnist_cnn(directory: Path | str | None = None, source: str = "auto") -> Task:
@@ -181,18 +185,7 @@ def mnist_cnn(directory: Path | str | None = None, source: str = "auto") -> Task
     >>> sum(p.numel() for p in mnist_cnn(source="embedded").build(0).parameters())
     11274
     """
-    return Task("mnist-cnn", load(directory, source=source), models.cnn)
-
-
-TASKS: dict[str, Callable[..., Task]] = {
-    "mnist": mnist,
-    "mnist-cnn": mnist_cnn,
-    "mnist-mlp": mnist_mlp,
-    "snli": snli,
-    "sst2": sst2,
-    "text-classification": text_classification,
-    "trec": trec,
-}
+    return Task("mnist-cnn", load(directory, source=source), models.cnn, meaning=DIGITS)
 
 
 def get_task(name: str | Callable[..., Task]) -> Callable[..., Task]:

@@ -11,7 +11,7 @@ import torch
 
 from cyber0.errors import InvalidModel, UnknownName
 from cyber0.extras import require
-from cyber0.tasks.text import memory
+from cyber0.tasks import memory
 from cyber0.tasks.text.hub import ALONE, reached
 from cyber0.tasks.text.prompts import Kind
 

@@ -17,6 +17,7 @@ __all__ = ["Classifier"]
 
 Tensor = torch.Tensor
 AT_ONCE = 2**15  # tokens of a batch, from which on it is taken in parts, shortest prompts first
+WIDE = 8  # vectors of a token's width that a layer of a transformer holds at once
 
 
 class Classifier(nn.Module):
@@ -87,6 +88,15 @@ class Classifier(nn.Module):
     def sizes(self, tokens: Tensor) -> Tensor:
         """How many tokens each prompt has."""
         return lengths(tokens)
+
+    def numbers_per_token(self) -> int:
+        """Return how many numbers a layer holds at once for each token, roughly."""
+        config = self.whole.config
+        return 2 * getattr(config, "intermediate_size", 0) + WIDE * getattr(config, "hidden_size", 0)
+
+    def tokens_at_once(self) -> int:
+        """Return how many tokens `forward` takes at a time."""
+        return AT_ONCE
 
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
         """What the transformers model is called with; PAD becomes a token it has, which attention leaves out."""

@@ -78,6 +78,10 @@ class LabelRows(nn.Module):
         bias: Any = self.bias
         return nn.functional.linear(features, self.weight[self.ids], None if bias is None else bias[self.ids])
 
+    def rows_read(self) -> int:
+        """Return how many rows of its weight it reads."""
+        return len(self.ids)
+
     def forward_pair(self, both: SignPair, features: Tensor) -> Tensor:
         """The same in a walk: only these rows are perturbed."""
         shape = 2, len(self.ids), self.weight.shape[1]

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from cyber0.config import RunConfig
+from cyber0.tasks import memory
 from cyber0.tasks.evaluation import evaluate
 from cyber0.tasks.task import Task
-from cyber0.tasks.text import memory
 from cyber0.tasks.text.checkpoint import get_checkpoint, quiet
 from cyber0.tasks.text.classifier import Classifier
 from cyber0.tasks.text.tokens import PAD, lengths

@@ -5,9 +5,10 @@
 The options of each, in its name as in `sst2(shots=16, adapter='lora(rank=4)')`, are those of `Options`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +18,20 @@ from cyber0 import registry
 from cyber0.config import sentences
 from cyber0.errors import InvalidConfig, InvalidData, UnknownName
 from cyber0.tasks.dataset import Dataset
-from cyber0.tasks.text import hub, prompts, rows
-from cyber0.tasks.text.prompts import Kind, Prompt
+from cyber0.tasks.meaning import digest
+from cyber0.tasks.task import Task
+from cyber0.tasks.text import adapters, checkpoint, hub, prompts, rows
+from cyber0.tasks.text.checkpoint import Checkpoint
+from cyber0.tasks.text.classifier import Classifier
+from cyber0.tasks.text.heads import Head
+from cyber0.tasks.text.prompts import Prompt
 from cyber0.tasks.text.rows import Rows
-
-if TYPE_CHECKING:
-    from cyber0.tasks.task import Task
-    from cyber0.tasks.text.checkpoint import Checkpoint
-    from cyber0.tasks.text.heads import Head
+from cyber0.tasks.text.tokens import encode, lengths, word_tokens
 
 __all__ = ["Options", "assemble", "snli", "sst2", "text_classification", "trec"]
 
 Folder = Path | str | None
+PROBE = "The QUICK brown fox's na\u00efve  caf\u00e9: 3.14 + 2,718 = ?\n\tIt was great... \U0001f98a"
 
 
 class Options(BaseModel):
@@ -58,7 +61,7 @@ class Options(BaseModel):
     holdout: float = Field(0.2, gt=0, lt=1)
 
 
-def sst2(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> "Task":
+def sst2(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> Task:
     """Is a film's review good or bad: sentences of the Stanford Sentiment Treebank, as in GLUE.
 
     >>> sst2(source="sst2")
@@ -68,7 +71,7 @@ def sst2(directory: Folder = None, source: str = "auto", *, model: str | None = 
     return _shipped("sst2", directory, source, model, options)
 
 
-def snli(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> "Task":
+def snli(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> Task:
     """Does a sentence follow from another, contradict it, or neither (Bowman et al., 2015).
 
     >>> snli("no-such-folder", model="roberta-large")
@@ -78,7 +81,7 @@ def snli(directory: Folder = None, source: str = "auto", *, model: str | None = 
     return _shipped("snli", directory, source, model, options)
 
 
-def trec(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> "Task":
+def trec(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> Task:
     """What kind of thing a question asks for, of six (Li and Roth, 2002).
 
     >>> trec(model="roberta-large", shot=16)
@@ -88,7 +91,7 @@ def trec(directory: Folder = None, source: str = "auto", *, model: str | None = 
     return _shipped("trec", directory, source, model, options)
 
 
-def _shipped(name: str, directory: Folder, source: str, model: str | None, given: dict[str, Any]) -> "Task":
+def _shipped(name: str, directory: Folder, source: str, model: str | None, given: dict[str, Any]) -> Task:
     options = _options(name, model, given)
     if source not in ("auto", name):
         raise UnknownName("source", source, ["auto", name])
@@ -110,7 +113,7 @@ def text_classification(
     test: str | None = None,
     dataset: str | None = None,
     **options: Any,
-) -> "Task":
+) -> Task:
     """Any classification of texts: a prompt of yours, and rows from files or a Hugging Face data set.
 
     Files are named here or in the prompt's [data], and looked for in the directory. `dataset` is `name` or
@@ -176,7 +179,7 @@ def _columns(prompt: Prompt) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column for kind in prompt.prompts for column in prompt.columns(kind)))
 
 
-def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, options: Options, where: str) -> "Task":
+def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, options: Options, where: str) -> Task:
     """The task of rows to train and to test on, and a model by hub id or folder.
 
     >>> import tempfile
@@ -187,21 +190,49 @@ def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, opt
     >>> task.dataset.train_inputs.shape, sum(p.numel() for p in task.build(0).parameters())
     ((2, 5), 10608)
     """
-    from cyber0.tasks.task import Task, cross_entropy
-    from cyber0.tasks.text import checkpoint
-
     found = checkpoint.get_checkpoint(model, options.head)
     head = _head(found, prompt, options)
     train = train if options.shots is None else train.of(rows.few(train.labels, options.shots, options.seed))
     test = test if options.tests is None else test.of(_sample(len(test.labels), options.tests, options.seed))
-    dataset = _dataset(found, prompt, (train, test), options, f"{prompt.title}, from {where}, tokens of {model}")
-    return Task(name, dataset, _builder(found, head, options.adapter), cross_entropy)
+    length = min(options.length or prompt.length, found.length)
+    inputs, tests = (encode(found.tokenizer, prompt, found.kind, part.texts, length) for part in (train, test))
+    dataset = Dataset(
+        *(inputs, train.labels, tests, test.labels),
+        classes=len(prompt.words),
+        source=f"{prompt.title}, from {where}, tokens of {model}",
+        lengths=lengths,
+    )
+    meaning = _meaning(found, prompt, head, length)
+    return Task(name, dataset, _builder(found, head, options.adapter), meaning=meaning)
 
 
-def _head(found: "Checkpoint", prompt: Prompt, options: Options) -> "Head":
-    from cyber0.tasks.text.heads import Head
-    from cyber0.tasks.text.tokens import word_tokens
+def _meaning(found: Checkpoint, prompt: Prompt, head: Head, length: int) -> dict[str, str]:
+    """Return the digests of all that decides what a label means."""
+    pooled = found.kind == "pooled"
+    words = [] if pooled else [word.strip() for word in prompt.words_of(found.kind).values()]
+    reading = {"pooling": head.pooling, "normalise": head.normalise, "scale": head.scale} if pooled else {}
+    return {
+        "labels": digest(list(prompt.classes)),
+        "words": digest(words),
+        "prompt": digest(prompt.template(found.kind)),
+        "tokenizer": digest(_tokenizer(found.tokenizer)),
+        "preprocessing": digest({"kind": found.kind, "length": length, **reading}),
+    }
 
+
+def _tokenizer(tokenizer: Any) -> dict[str, Any]:
+    """Return what a tokenizer does: its vocabulary, its special tokens, and the tokens of a text that tells it apart.
+
+    Its files may be written in several ways for the same tokens.
+    """
+    return {
+        "vocabulary": tokenizer.get_vocab(),
+        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "probe": tokenizer(PROBE, verbose=False).input_ids,
+    }
+
+
+def _head(found: Checkpoint, prompt: Prompt, options: Options) -> Head:
     if found.kind != "pooled":
         mask = found.tokenizer.mask_token_id if found.kind == "masked" else None
         return Head(found.kind, len(prompt.words), word_tokens(found.tokenizer, prompt.words_of(found.kind)), mask)
@@ -216,19 +247,7 @@ def _sample(count: int, most: int, seed: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng((seed, rows.DOMAIN, 2)).permutation(count)[:most])
 
 
-def _dataset(found: "Checkpoint", prompt: Prompt, parts: tuple[Rows, Rows], options: Options, source: str) -> Dataset:
-    from cyber0.tasks.text.tokens import encode
-
-    kind: Kind = found.kind
-    length = min(options.length or prompt.length, found.length)
-    train, test = (encode(found.tokenizer, prompt, kind, part.texts, length) for part in parts)
-    return Dataset(train, parts[0].labels, test, parts[1].labels, len(prompt.words), source)
-
-
-def _builder(found: "Checkpoint", head: "Head", adapter: str | None) -> Any:
-    from cyber0.tasks.text import adapters
-    from cyber0.tasks.text.classifier import Classifier
-
+def _builder(found: Checkpoint, head: Head, adapter: str | None) -> Callable[[int], Classifier]:
     adapt = None if adapter is None else adapters.get_adapter(adapter)
 
     def build(seed: int) -> Classifier:

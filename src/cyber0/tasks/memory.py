@@ -1,30 +1,32 @@
-"""How much memory a model needs, against how much there is."""
+"""How much memory a run needs, against how much there is."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import nn
 
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidEstimate, InvalidModel, UnknownName
+from cyber0.errors import InvalidConfig, InvalidEstimate, InvalidModel, UnknownName
 from cyber0.layerwise.batching import cuts
 from cyber0.layerwise.measure import is_layerwise
 from cyber0.layerwise.modules import blocks, handlers, trained
 from cyber0.layerwise.source import TOGETHER
 from cyber0.layerwise.walk import FIXED
-from cyber0.tasks.text.classifier import AT_ONCE
-from cyber0.tasks.text.heads import LabelRows
+from cyber0.tasks.dataset import Dataset
 
 __all__ = [
     "Need",
+    "RowReader",
+    "TokenModel",
     "available",
     "check",
+    "check_batches",
     "check_run",
     "check_training",
     "held",
@@ -36,8 +38,30 @@ __all__ = [
 
 ENGINES = ("plain", "layerwise")
 BYTES = {"float32": (4, 4), "mixed": (4, 2), "bf16": (2, 2)}  # of a weight, and of a number in the arithmetic
-WIDE = 8  # vectors of a token's width that a layer of a transformer holds at once
+DRAWN = 48  # bytes that it takes to draw the number of a sample
 MATRICES = {"cuda": TOGETHER}  # matrices whose signs a walk makes together; one elsewhere
+
+
+@runtime_checkable
+class TokenModel(Protocol):
+    """A model of texts that says what a token takes."""
+
+    def numbers_per_token(self) -> int:
+        """Return how many numbers a layer holds at once for each token, roughly."""
+        ...
+
+    def tokens_at_once(self) -> int:
+        """Return how many tokens it takes in one forward pass at most."""
+        ...
+
+
+@runtime_checkable
+class RowReader(Protocol):
+    """A module that reads a few rows of its `weight`, as an embedding does, so that only these are perturbed."""
+
+    def rows_read(self) -> int:
+        """Return how many rows it reads."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +77,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """SignPair."""
+        """Return the bytes for weights and activations together."""
         return self.weights + self.activations
 
 
@@ -69,14 +93,22 @@ def needed(
     local_models: int = 0,
     activations: int = 0,
 ) -> Need:
-    """What it takes to train so many parameters, the largest matrix of them having `largest`, beside `frozen` others.
+    """Return the memory that it takes to train so many parameters.
 
-    plain: w, w + mu z and w - mu z. layerwise: w, and both signs of as many such matrices as are made `at_once`, and in
-    float32 of the largest `block` of modules that run as one. Where clients keep `local_models`, each takes that too;
-    `activations` are numbers, not bytes.
+    Args:
+        parameters: How many are trained.
+        largest: How many the largest matrix among them has.
+        precision: That of weights and arithmetic: float32, mixed or bf16.
+        engine: plain holds w, w + mu z and w - mu z; layerwise w, and both signs of a few matrices.
+        frozen: How many parameters are not trained.
+        at_once: How many matrices the layerwise engine perturbs at once.
+        block: Parameters of the largest block of modules that run as one, perturbed in float32.
+        local_models: How many clients keep a model of their own.
+        activations: How many numbers a forward pass holds.
 
     >>> readable(needed(355_000_000).total), readable(needed(355_000_000, 4_200_000, engine="layerwise").total)
     ('4.0 GiB', '1.4 GiB')
+
     """
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES)
@@ -91,19 +123,18 @@ def needed(
 
 
 def of_module(module: nn.Module, tokens: int = 0, **options: Any) -> Need:
-    """What it takes to train a module, with so many tokens of prompts under way at a time; options as of `needed`.
+    """Return the memory that it takes to train a module with so many tokens in a forward pass.
 
-    Of embeddings the layer-wise engine only makes the rows that a batch looks up, of output embeddings those of label
-    words.
+    Options are those of `needed`. The layer-wise engine perturbs only those rows of embeddings that a batch looks up.
 
     >>> of_module(nn.Linear(9, 100), engine="layerwise").weights == 4 * (1000 + 2 * 900)
     True
     """
-    tables = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | LabelRows)}
+    tables = {id(part.weight) for part in module.modules() if issubclass(type(part), nn.Embedding | RowReader)}
     frozen = sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
     matrices = [each.numel() for each in module.parameters() if each.requires_grad and id(each) not in tables]
-    config: Any = getattr(getattr(module, "whole", None), "config", None)
-    width = 2 * getattr(config, "intermediate_size", 0) + WIDE * getattr(config, "hidden_size", 0)
+    model: Any = module
+    width = model.numbers_per_token() if issubclass(type(model), TokenModel) else 0
     found: dict[str, Any] = {"frozen": frozen, "activations": tokens * width}
     try:
         found["block"] = max((trained(each) + _largest(each) for each in blocks(handlers(module))), default=0)
@@ -123,24 +154,95 @@ def of_run(
     sizes: Sequence[int] = (),
     tests: Sequence[int] = (),
 ) -> Need:
-    """What a run takes to train and to evaluate a module; `sizes` and `tests` are how many tokens prompts have.
+    """Return the memory that a run takes to train and to evaluate a module.
+
+    Args:
+        module: The model.
+        config: The run.
+        device: Where it is trained.
+        sizes: How many tokens each training sample has, if samples have tokens.
+        tests: The same of test samples.
 
     >>> of_run(nn.Linear(9, 100), RunConfig()).weights == 3 * 4 * 1000  # not a language model: three copies
     True
+
     """
     samples = config.batch * (config.clients if config.engine == "batched" else 1)
-    evaluated = min(AT_ONCE, len(tests) * max(tests, default=0))
+    model: Any = module
+    most = model.tokens_at_once() if issubclass(type(model), TokenModel) else 0
+    evaluated = min(most, len(tests) * max(tests, default=0))
     tokens = max(_tokens(sizes, samples, device), evaluated)
     return of_module(module, tokens, **_options(module, config, device))
 
 
-def check_run(module: nn.Module, config: RunConfig, device: torch.device | str = "cpu") -> None:
-    """Refuse a run of a language model whose weights do not fit on a device; other models are small.
+def check_run(
+    module: nn.Module, config: RunConfig, device: torch.device | str = "cpu", dataset: Dataset | None = None
+) -> None:
+    """Refuse a run whose weights, if it trains a language model, or whose batches do not fit into memory.
 
     >>> check_run(nn.Linear(9, 100), RunConfig())
     """
     if is_layerwise(module):
         check_training(module, device, **_options(module, config, device))
+    if dataset is not None:
+        check_batches(module, config, dataset, device)
+
+
+def check_batches(module: nn.Module, config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> None:
+    """Refuse a run whose clients' batches do not fit into memory.
+
+    Counted are the numbers of the samples that all clients draw, their inputs, and, unless a language model takes them
+    in parts that fit, the outputs of the model's largest layer, for those clients that are measured together.
+
+    >>> x, y = np.zeros((5, 9)), np.arange(5)
+    >>> data = Dataset(x, y, x, y, classes=100, source="mine")
+    >>> check_batches(nn.Linear(9, 100), RunConfig(), data)
+    >>> check_batches(nn.Linear(9, 100), RunConfig(batch=10**12), data)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: batch = 1,000,000,000,000 of 40 clients needs ... GiB for a local step, and ... GiB \
+are free on cpu: use a smaller batch, fewer clients, or another machine
+    """
+    together = config.clients if config.engine == "batched" or config.algorithm == "fedavg" else 1
+    drawn = DRAWN * config.batch * config.clients * config.local_epochs
+    sample = dataset.train_inputs[:1]
+    need = config.batch * together * sample.nbytes
+    free = available(device)
+    if free is not None and need > free // 1000 and not is_layerwise(module):  # else no layer's output matters
+        need += 2 * 4 * config.batch * together * _widest(module, torch.as_tensor(sample))
+    if torch.device(device).type == "cpu":
+        _refuse_batches(config, drawn + need, "cpu", helps=together > 1 and (free is None or drawn < free))
+    else:
+        _refuse_batches(config, drawn, "cpu", helps=False)
+        _refuse_batches(config, need, device, helps=together > 1)
+
+
+def _refuse_batches(config: RunConfig, need: int, device: torch.device | str, *, helps: bool) -> None:
+    """Refuse what does not fit; `helps` says whether measuring one client after the other could."""
+    free = available(device)
+    if free is not None and need > free:
+        ways = ["use a smaller batch", "fewer clients", *["engine = 'sequential'"] * helps]
+        raise InvalidConfig(
+            f"batch = {config.batch:,} of {config.clients} clients needs {readable(need)} for a local step, and "
+            f"{readable(free)} are free on {device}: {', '.join(ways)}, or another machine"
+        )
+
+
+def _widest(module: nn.Module, sample: torch.Tensor) -> int:
+    """Return how many numbers the largest output of a module's layers has for one sample."""
+    sizes = [0]
+
+    def note(_: nn.Module, __: Any, output: Any) -> None:
+        sizes.append(output.numel() if isinstance(output, torch.Tensor) else 0)
+
+    hooks = [part.register_forward_hook(note) for part in module.modules()]
+    device = next((parameter.device for parameter in module.parameters()), sample.device)
+    try:
+        with torch.no_grad():
+            module(sample.to(device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(sizes)
 
 
 def _options(module: nn.Module, config: RunConfig, device: torch.device | str) -> dict[str, Any]:
@@ -155,7 +257,7 @@ def _options(module: nn.Module, config: RunConfig, device: torch.device | str) -
 
 
 def _tokens(sizes: Sequence[int], samples: int, device: torch.device | str) -> int:
-    """How many tokens are under way at a time, both signs: those of the largest part of so many samples."""
+    """Return how many tokens are in a forward pass of both signs: those of the largest part of so many samples."""
     if len(sizes) == 0:
         return 0
     batch = np.quantile(np.asarray(sizes), np.linspace(0, 1, samples), method="nearest").astype(np.int64)
@@ -164,9 +266,10 @@ def _tokens(sizes: Sequence[int], samples: int, device: torch.device | str) -> i
 
 
 def check_training(module: nn.Module, device: torch.device | str = "cpu", **options: Any) -> Need:
-    """Refuse to train a module whose weights do not fit on a device; what it holds there already counts as free.
+    """Return the memory that it takes to train a module, and refuse weights that do not fit on a device.
 
-    Options as of `of_module`. What activations take is a guess, so nothing is refused for it.
+    What the module holds there already counts as free. Options are those of `of_module`. What activations take is a
+    guess, so nothing is refused for it.
 
     >>> check_training(nn.Linear(9, 100)).weights
     12000
@@ -190,7 +293,7 @@ another machine
 
 
 def held(module: nn.Module, device: torch.device | str) -> int:
-    """How many bytes of a device a module's parameters take already.
+    """Return how many bytes of a device a module's parameters take already.
 
     >>> held(nn.Linear(9, 100), "cpu")
     4000
@@ -200,7 +303,7 @@ def held(module: nn.Module, device: torch.device | str) -> int:
 
 
 def available(device: torch.device | str = "cpu") -> int | None:
-    """How many bytes are free on a device; None where the system does not tell.
+    """Return how many bytes are free on a device; None where the system does not tell.
 
     >>> available("cpu") > 2**20
     True
@@ -216,7 +319,7 @@ def available(device: torch.device | str = "cpu") -> int | None:
 
 
 def check(parameters: int, copies: int, device: torch.device | str = "cpu") -> None:
-    """Refuse a model of which so many float32 copies do not fit: 1 to load it, 3 for a client (w, w + mu z, w - mu z).
+    """Refuse a model of which so many copies in float32 do not fit into memory: 1 to load it, 3 to train it.
 
     >>> check(parameters=10**15, copies=3)
     Traceback (most recent call last):
@@ -232,7 +335,7 @@ GiB are free on cpu: use a smaller model, an adapter as in sst2(adapter='lora'),
 
 
 def readable(size: float) -> str:
-    """Bytes in GiB.
+    """Return a number of bytes in GiB.
 
     >>> readable(3 * 2**29)
     '1.5 GiB'
