@@ -1,11 +1,16 @@
+import os
 import re
+import signal
+import subprocess
 import sys
 
 import pytest
+from tests import processes
 from typer.testing import CliRunner
 
 import cyber0
 from cyber0.cli import app, main
+from cyber0.cli.errors import keeping, report
 
 
 def invoke(*arguments):
@@ -74,3 +79,65 @@ def test_a_folder_is_no_recipe(tmp_path):
     assert str(invoke("run", str(tmp_path)).exception) == f"{tmp_path} is a folder, not a recipe in TOML"
     (tmp_path / "config.toml").write_text("rounds = 3\n")
     assert f"--resume {tmp_path} continues its run" in str(invoke("run", str(tmp_path)).exception)
+
+
+RAISING = "def raising(votes, byzantine):\n    if votes.any():\n        raise {}\n    return votes[..., 0, :]\n"
+SMALL = ["--source", "embedded", "--clients", "6", "--byzantine", "1", "--directions", "8", "--device", "cpu"]
+
+
+def command(*arguments, cwd, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", "cyber0", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+def test_an_error_in_code_of_the_users_says_how_to_see_where(tmp_path):
+    (tmp_path / "own_rule.py").write_text(RAISING.format("LookupError('no such vote')"))
+    run = ["run", *SMALL, "--rounds", 2, "--rule", "own_rule:raising"]
+    code, said = command(*run, cwd=tmp_path)
+    assert (code, said.count("\n"), "no such vote" in said) == (1, 1, True)
+    assert said.startswith("cyber0: ")
+    assert "(--traceback shows where)" in said
+    for arguments, environment in (([*run, "--traceback"], {}), (run, {"CYBER0_TRACEBACK": "1"})):
+        code, said = command(*arguments, cwd=tmp_path, **environment)
+        assert code == 1
+        assert 'own_rule.py", line 3, in raising' in said
+        assert "--traceback shows where" not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device", "runs/a"), "cyber0: runs/a: No space left on device"),
+        (MemoryError(), "cyber0: out of memory"),
+        (
+            ZeroDivisionError("division by zero"),
+            "cyber0: unexpected ZeroDivisionError: division by zero; this",
+        ),
+        (KeyboardInterrupt(), "cyber0: stopped"),
+    ],
+)
+def test_what_nobody_expects_is_a_sentence_too(error, message, capsys):
+    with pytest.raises(type(error)), keeping(lambda: "continue with: cyber0 run --resume runs/a"):
+        raise error
+    error.__traceback__ = None  # this test is code of the user's
+    assert report(error) == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    said = capsys.readouterr().err
+    assert said.startswith(message)
+    assert said.endswith("; continue with: cyber0 run --resume runs/a\n")
+    assert said.count("\n") == 1
+
+
+def test_control_c_is_a_sentence():
+    words = ["-m", "cyber0", "run", *SMALL, "--rounds", "1000000"]
+    process = processes.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout.readline().startswith("cyber0 on mnist: ")
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.endswith("cyber0: stopped\n")

@@ -101,7 +101,7 @@ def test_a_killed_run_continues_to_the_same_model(tmp_path, algorithm):
 def test_control_c_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     command = ["-m", "cyber0", "run", *SMALL, "--rounds", "100000", "--out", str(out)]
-    process = processes.Popen(command, stdout=subprocess.PIPE)
+    process = processes.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     while not (out / "metrics.jsonl").exists() or len(lines_of(out)) < 3:
         assert process.poll() is None
         time.sleep(0.005)

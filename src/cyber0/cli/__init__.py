@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from cyber0.errors import Cyber0Error
+from cyber0.cli.errors import report
 
 if TYPE_CHECKING:
     from cyber0.cli.commands import app
@@ -24,13 +22,12 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one sentence and exit status 1, not a traceback."""
+    """Run the command line; an error is one sentence and exit status 1, and a traceback only if asked for."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported in our own words; read when gRPC is imported
     from cyber0.cli.commands import app
 
     sys.path.append(str(Path.cwd()))  # so that `--rule my_module:my_rule` finds a file beside you
     try:
         app()
-    except Cyber0Error as error:
-        typer.secho(f"cyber0: {error}", fg="red", err=True)
-        sys.exit(1)
+    except Exception as error:
+        sys.exit(report(error))

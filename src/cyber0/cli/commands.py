@@ -1,13 +1,16 @@
 """The commands of `cyber0`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from cyber0 import __version__
 from cyber0.cli.data import data
 from cyber0.cli.demo import demo
 from cyber0.cli.doctor import doctor
+from cyber0.cli.errors import in_front, report, want_traceback
 from cyber0.cli.flower import flower
 from cyber0.cli.join import join
 from cyber0.cli.keys import keys
@@ -21,7 +24,23 @@ from cyber0.cli.verify import verify
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+class Commands(TyperGroup):
+    """The commands; Ctrl-C in any of them is a sentence and exit status 130, and --traceback may stand anywhere."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options before the command's name, and --traceback wherever it is."""
+        return super().parse_args(ctx, in_front(args))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(report(error)) from None
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(run)
 app.command()(study)
 app.command()(data)
@@ -47,6 +66,15 @@ def _version(value: bool) -> None:
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    traceback: Annotated[
+        bool,
+        typer.Option(
+            "--traceback",
+            callback=want_traceback,
+            envvar="CYBER0_TRACEBACK",
+            help="Show where an error comes from, in your code or in ours; for any command.",
+        ),
     ] = False,
 ) -> None:
     """Train one model across clients that share no data and do not trust each other, a few numbers per round."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cyber0.cli.errors import keeping
 from cyber0.cli.ledger import line
 from cyber0.cli.serve import is_loopback
 from cyber0.errors import InvalidConfig, Refused
@@ -75,16 +76,13 @@ def join(
 
 def _join(address: str, name: str, options: dict[str, Any]) -> None:
     console = Console()
-    try:
-        with Progress(console, name) as progress:
+    kept = f"come back with the same command: the state is in {options['state']}"
+    with keeping(lambda: kept if options["state"].exists() else ""), Progress(console, name) as progress:
 
-            def watch(member: Any) -> None:
-                progress.update(member.holds, total=member.setup.config.rounds)
+        def watch(member: Any) -> None:
+            progress.update(member.holds, total=member.setup.config.rounds)
 
-            outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
-    except KeyboardInterrupt:
-        _say(console, f"stopped; come back with the same command: the state is in {options['state']}")
-        raise typer.Exit(130) from None
+        outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     _print(console, outcome, options["out"])
 
 

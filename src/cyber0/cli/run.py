@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.console import Console
 
+from cyber0.cli.errors import keeping
 from cyber0.cli.recipe import read_recipe
 from cyber0.config import RunConfig, merged
 from cyber0.errors import InvalidConfig
@@ -88,19 +89,20 @@ def _simulate(config: RunConfig, folder: Path | None, *, resuming: bool) -> None
     from cyber0.simulation.run import run as simulate
 
     console = Console(soft_wrap=True)
-    try:
+    with keeping(lambda: _kept(folder)):
         console.print(_title(config), markup=False, highlight=False)
         with Progress(console, "", config.rounds) as progress:
             begin = None if resuming else partial(_introduce, console, progress)
             summary = simulate(config, folder, resume=resuming, watch=partial(_watch, progress), begin=begin)
-    except KeyboardInterrupt:
-        kept = folder is not None and (folder / "config.toml").exists()
-        again = f"continue with: cyber0 run --resume {quote(str(folder))}" if kept else "nothing was kept"
-        console.print(f"stopped; {again}", markup=False, highlight=False)
-        raise typer.Exit(130) from None
     _print(console, {name: _readable(name, value) for name, value in summary.items()})
     if folder:
         _print(console, {"written to": str(folder)})
+
+
+def _kept(folder: Path | None) -> str:
+    """Return how to continue a run that has begun in a folder."""
+    begun = folder is not None and (folder / "metrics.jsonl").exists()
+    return f"continue with: cyber0 run --resume {quote(str(folder))}" if begun else ""
 
 
 def _title(config: RunConfig) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
+from cyber0.cli.errors import keeping, traceback_wanted
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, UnknownName
 from cyber0.extras import require
@@ -145,21 +146,17 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
     from cyber0.study.study import study as play
 
     console = Console(soft_wrap=True)
-    try:
-        with _Display(console, recipe) as watch:
-            results = play(recipe, folder, watch=watch, **options)
-    except KeyboardInterrupt:
-        console.print(_stopped(folder), markup=False, highlight=False)
-        raise typer.Exit(130) from None
+    with keeping(lambda: _kept(folder)), _Display(console, recipe) as watch:
+        results = play(recipe, folder, watch=watch, **options)
     if len(results.frame):
         _show(console, results)
         console.print(f"report    {folder / 'report.html'}", markup=False, highlight=False)
     if results.failures:
-        _lament(console, results.failures)
+        _say_failures(console, results.failures)
         raise typer.Exit(1)
 
 
-def _lament(console: Console, failures: "list[Failure]") -> None:
+def _say_failures(console: Console, failures: "list[Failure]") -> None:
     """Say why runs failed: each reason once, with the first run that met it."""
     reasons: dict[str, list[Failure]] = {}
     for failure in failures:
@@ -167,15 +164,19 @@ def _lament(console: Console, failures: "list[Failure]") -> None:
     for message, those in list(reasons.items())[:5]:
         name = ", ".join([*those[0].labels.values(), f"seed {those[0].seed}"])
         more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+        if traceback_wanted():
+            console.print(those[0].traceback, markup=False, highlight=False)
         console.print(f"failed    {name}{more}: {message}", style="red", markup=False)
     runs = "1 run" if len(failures) == 1 else f"{len(failures)} runs"
     console.print(f"{runs} failed: give the same command to try again", style="red", highlight=False)
 
 
-def _stopped(folder: Path) -> str:
+def _kept(folder: Path) -> str:
+    """Return what is kept of a study that was stopped; nothing if no run has come far enough."""
+    ended = any((folder / "runs").glob("*.json"))
     begun = any((folder / "unfinished").glob("*/metrics.jsonl"))
-    too = ", and runs under way up to their last evaluation" if begun else ""
-    return f"stopped; what has ended is kept{too}. Give the same command to go on."
+    kept = ["runs that have ended"] * ended + ["runs under way up to their last evaluation"] * begun
+    return f"kept in {folder}: {', '.join(kept)}. Give the same command to go on" if kept else ""
 
 
 class _Display:

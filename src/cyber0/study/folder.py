@@ -87,9 +87,8 @@ class StudyFolder:
         if outcome.error is not None:
             if ":" in "".join(getattr(job.config, key) for key in MENDED):
                 self._forget(job)
-            write_atomically(
-                failed, json.dumps({"labels": job.labels, "seed": job.config.seed, "error": outcome.error})
-            )
+            kept = {"labels": job.labels, "seed": job.config.seed, "error": outcome.error}
+            write_atomically(failed, json.dumps({**kept, "traceback": outcome.traceback}))
             return
         if self.recipe.keep and outcome.history is not None:
             self._export(job, outcome.history)
@@ -116,7 +115,8 @@ class StudyFolder:
                 rows += [{**job.labels, "seed": job.config.seed, **_measured(line)} for line in found["lines"]]
                 about |= {"data": found["summary"]["data"], "device": found["summary"]["device"]}
             elif failed.exists():
-                failures.append(Failure(job.labels, job.config.seed, json.loads(failed.read_text())["error"]))
+                found = json.loads(failed.read_text())
+                failures.append(Failure(job.labels, job.config.seed, found["error"], found.get("traceback", "")))
         frame = require("pandas", extra="study").DataFrame(rows)
         return Results(self.recipe, frame, failures, {**self._worked(), **about})
 

@@ -19,6 +19,7 @@ class Failure:
     labels: Labels
     seed: int
     message: str
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Outcome:
     lines: list[dict[str, Any]]
     error: str | None = None
     history: History | None = None
+    traceback: str = ""
 
 
 def jobs_of(recipe: Recipe, options: dict[str, Any]) -> list[Job]:
@@ -138,8 +139,8 @@ def play(batch: Batch, watch: Callable[[int], None], unfinished: Path | None = N
     except Exception as error:  # whatever it is, the other runs of the study go on
         if len(batch) > 1:
             return [outcome for job in batch for outcome in play([job], watch, unfinished)]
-        text = str(error) if isinstance(error, Cyber0Error) else traceback.format_exc(limit=-3)
-        return [Outcome(batch[0], [], text)]
+        text = str(error) if isinstance(error, Cyber0Error) else f"{type(error).__name__}: {error}"
+        return [Outcome(batch[0], [], text, traceback=traceback.format_exc())]
 
 
 def _together(batch: Batch, watch: Callable[[int], None], unfinished: Path | None) -> list[Outcome]:
