@@ -100,7 +100,7 @@ def test_a_key_out_of_range_is_refused(key):
 def test_bad_input_is_refused():
     with pytest.raises(InvalidData, match="at least one sample"):
         batch_indices(0, 0, 0, 0, [1], 0)
-    with pytest.raises(InvalidData, match="a client holds none"):
+    with pytest.raises(InvalidData, match="a client holds no samples"):
         batch_indices(0, 0, 0, 0, [], 4)
     with pytest.raises(InvalidData, match="one for each client"):
         batches(0, [1, 2], 0, 0, [[1]], 4)

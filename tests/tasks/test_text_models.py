@@ -249,7 +249,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(capfd):
 BROKEN = {
     "model.safetensors": [
         (b"", r"the safetensors of .* are damaged or not whole \(.*header too small\): fetch them again"),
-        (b"version https://git-lfs.github.com/spec/v1", r"are damaged or not whole .* is fetched by git lfs pull"),
+        (b"version https://git-lfs.github.com/spec/v1", r"are damaged or not whole .* run git lfs pull"),
     ],
     "config.json": [(b"{", r"cannot be used \(.*config.json' is not a valid JSON file\): name a folder with")],
     "tokenizer.json": [

@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path, name, conte
 
 def test_a_file_in_another_alphabet_is_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes("label,text\n1,ü\n".encode("latin-1"))
-    with pytest.raises(InvalidData, match=r"a.csv is not written in UTF-8 \(.*\): save it so"):
+    with pytest.raises(InvalidData, match=r"a.csv is not in UTF-8 \(.*\): save it in UTF-8"):
         read(tmp_path / "a.csv", PROMPT, ["text"])
 
 

@@ -1,4 +1,4 @@
-"""Which of its samples a client uses in a local step: a function of (seed, client, round, epoch), without any state.
+"""Batches: the samples a client uses in a local step, a function of (seed, client, round, epoch) without any state.
 
 So a client that crashes and comes back draws the same batch, and a simulator draws all clients' batches at once.
 
@@ -29,7 +29,7 @@ DOMAIN = 0x42544348  # "BTCH"
 
 
 def batch_indices(seed: int, client: int, round: int, epoch: int, held: ArrayLike, size: int) -> Indices:  # noqa: A002
-    """The samples a client uses in one local step, out of those it holds.
+    """Return the samples a client uses in one local step, out of those it holds.
 
     >>> batch_indices(seed=7, client=3, round=0, epoch=0, held=[10, 20, 30, 40, 50], size=3)
     array([30, 40, 20])
@@ -48,7 +48,7 @@ def batches(
     held: Sequence[ArrayLike],
     size: int,
 ) -> Indices:
-    """The batches of many clients: row i is `batch_indices` of clients[i], who holds held[i].
+    """Return the batches of many clients: row i is `batch_indices` of clients[i], who holds held[i].
 
     >>> batches(seed=7, clients=[3, 4], round=0, epoch=0, held=[[10, 20, 30, 40, 50], [60, 70]], size=3)
     array([[30, 40, 20],
@@ -65,9 +65,9 @@ def batches(
 def positions(
     seed: int, clients: ArrayLike, rounds: ArrayLike, epochs: ArrayLike, counts: ArrayLike, size: int
 ) -> Indices:
-    """Where in its own list of samples each client's batch lies: [..., size] for any shapes that broadcast.
+    """Return the positions of each client's batch in its own list of samples: [..., size] for shapes that broadcast.
 
-    Many rounds in one call cost a fraction of as many calls.
+    One call for many rounds costs a fraction of a call for each.
 
     >>> positions(seed=7, clients=[3, 4], rounds=[[0], [1]], epochs=0, counts=[1500, 40], size=2)
     array([[[1372,  798],
@@ -86,7 +86,7 @@ def positions(
 
 
 def participants(seed: int, t: int, clients: int, invited: int, dropout: float) -> Indices:
-    """Who takes part in round t: as many as are invited, drawn by seed, less those who drop out.
+    """Return the clients that take part in round t: as many as are invited, drawn by seed, without those who drop out.
 
     >>> participants(seed=0, t=0, clients=10, invited=5, dropout=0.0)
     array([5, 6, 7, 8, 9])
@@ -111,11 +111,11 @@ def _check(seed: int, counts: Indices, size: int) -> None:
     if size < 1:
         raise InvalidData(f"size = {size}: a batch has at least one sample")
     if counts.size and not 1 <= counts.min() <= counts.max() < 2**31:
-        raise InvalidData("a batch can be drawn of 1 to 2**31 - 1 samples: a client holds none, or more")
+        raise InvalidData("a client holds no samples, or 2**31 or more: it must hold from 1 to 2**31 - 1")
 
 
 def _draws(seed: int, keys: list[Indices], size: int) -> Indices:
-    """The words w[i] of every client: [size, rows]."""
+    """Return the words w[i] of every client: [size, rows]."""
     block = np.arange((size + 3) // 4, dtype=np.int64)[:, None]
     counter: list[Any] = list(np.broadcast_arrays(block, *keys))
     words = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, (seed >> 32) ^ DOMAIN)), axis=1)

@@ -1,4 +1,4 @@
-"""Where a model is trained."""
+"""The device a model is trained on."""
 
 import torch
 
@@ -8,7 +8,7 @@ __all__ = ["get_device"]
 
 
 def get_device(name: str) -> torch.device:
-    """The device of a name that can be used; auto is the first GPU where there is one.
+    """Return the device of a name, and refuse one that cannot be used; auto is the first GPU if there is one.
 
     >>> get_device("cpu")
     device(type='cpu')

@@ -1,4 +1,4 @@
-"""How many samples of each label each client holds, by Dirichlet draws.
+"""Dirichlet partitions: how many samples of each label each client holds.
 
 Arrays of counts are [clients, classes]; `samples` is how many there are of each label.
 """
@@ -14,7 +14,7 @@ Indices = NDArray[np.int64]
 
 
 def by_label(samples: Indices, clients: int, alpha: float, generator: np.random.Generator) -> Indices:
-    """Each label's samples, cut where the running sum of the clients' shares falls.
+    """Return counts by cutting each label's samples where the running sum of the clients' shares falls.
 
     >>> by_label(np.array([100, 100]), 3, 1e6, np.random.default_rng(0)).tolist()
     [[33, 33], [34, 34], [33, 33]]
@@ -26,9 +26,9 @@ def by_label(samples: Indices, clients: int, alpha: float, generator: np.random.
 
 
 def by_client(samples: Indices, clients: int, alpha: float, generator: np.random.Generator) -> Indices:
-    """All clients ask by their mixtures of labels, again and again until every sample has an owner.
+    """Return counts by letting all clients ask for labels by their mixtures until every sample has an owner.
 
-    A pass either satisfies everybody or uses up a label, so there are at most as many passes as labels, and one.
+    A pass either gives everybody what they ask for or uses up a label, so there is at most one pass more than labels.
 
     >>> by_client(np.array([100, 100]), 4, 1e-3, np.random.default_rng(0)).sum(axis=1).tolist()
     [50, 50, 50, 50]
@@ -46,7 +46,7 @@ def by_client(samples: Indices, clients: int, alpha: float, generator: np.random
 
 
 def _among(mixtures: NDArray[np.float64], left: Indices) -> NDArray[np.float64]:
-    """The mixtures over the labels left; a client with no weight on any of them takes what there is."""
+    """Return the mixtures over the labels that are left; a client with no weight on them asks for all of them."""
     weights = mixtures * (left > 0)
     weights = np.where(weights.sum(axis=1, keepdims=True) > 0, weights, left / left.sum())
     return weights / weights.sum(axis=1, keepdims=True)
@@ -68,7 +68,7 @@ def fill_empty(counts: Indices) -> Indices:
 
 
 def deal(known: NDArray[Any], classes: NDArray[Any], counts: Indices, generator: np.random.Generator) -> list[Indices]:
-    """The samples themselves: those of each label, shuffled and cut by the counts.
+    """Return each client's samples: those of each label, shuffled and cut by the counts.
 
     >>> known = np.array([5, 5, 7])
     >>> deal(known, np.array([5, 7]), np.array([[2, 0], [0, 1]]), np.random.default_rng(0))

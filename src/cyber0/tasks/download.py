@@ -1,4 +1,4 @@
-"""Downloads that are what they should be: verified before they get their name."""
+"""Downloads whose checksums are verified before the files get their names."""
 
 import hashlib
 import os
@@ -24,8 +24,8 @@ CHUNK = 2**16
 def download(files: Sequence[DataFile], mirrors: Sequence[str], into: Path) -> None:
     """Fetch the files that are not there yet, each from the first mirror that serves the published bytes.
 
-    A file is written under a temporary name and renamed once its checksum is right, so that a name never stands for
-    half a file, also with two processes at it.
+    A file is written under a temporary name and renamed once its checksum is right, so that there is never half a file
+    under its name, even if two processes download it.
 
     >>> nobody = "http://127.0.0.1:9"
     >>> download([DataFile("letters-idx1-ubyte.gz", 1000, "8d42", "0fa7")], [nobody], Path(tempfile.mkdtemp()))
@@ -71,7 +71,7 @@ def _fetch_from(mirror: str, file: DataFile, into: Path) -> None:
 
 
 def _copy(answer: Any, out: Any, file: DataFile) -> str:
-    """Copy one byte more than is due at most (a mirror may never end); return the checksum."""
+    """Copy at most one byte more than the file should have, as a mirror may never end; return the checksum."""
     digest, left = hashlib.sha256(), file.size + 1
     with Progress(Console(stderr=True), f"downloading {file.name}", file.size, unit="bytes") as progress:
         while left > 0 and (chunk := answer.read(min(CHUNK, left))):

@@ -1,4 +1,4 @@
-"""Data files: where they lie, whether they are the ones they should be, and what is in them."""
+"""Data files: find them, verify them, and read them."""
 
 import gzip
 import hashlib
@@ -32,25 +32,25 @@ class DataFile:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names under which it may lie in a folder: as published, and unpacked."""
+        """Return the names it may have in a folder: as published, and unpacked."""
         return self.name, self.name.removesuffix(".gz")
 
 
 def cache_directory(name: str) -> Path:
-    """Where downloads of a data set are kept: `$XDG_CACHE_HOME/cyber0/name`, or `~/.cache/cyber0/name`.
+    """Return the folder for downloads of a data set: `$XDG_CACHE_HOME/cyber0/name`, or `~/.cache/cyber0/name`.
 
     >>> cache_directory("mnist").parts[-2:]
     ('cyber0', 'mnist')
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"  # a relative one is to be ignored
+    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"  # as XDG says
     return root / "cyber0" / name
 
 
 def locate(directory: Path, files: Sequence[DataFile], folders: Sequence[str] = ("",)) -> list[Path] | None:
-    """The paths of all files, in the directory or one of its folders; None where there is none of them.
+    """Return the paths of all files, in the directory or one of its folders; None where none of them is there.
 
-    Some of them without the others is an error: a data set is read whole or not at all.
+    If only some of them are there, that is an error.
 
     >>> locate(Path("no-such-folder"), [DataFile("letters-idx1-ubyte.gz", 1000, "8d42", "0fa7")]) is None
     True
@@ -84,7 +84,7 @@ def check(content: bytes, expected: str, name: object) -> None:
 
 
 def read_idx(path: Path, file: DataFile) -> NDArray[np.uint8]:
-    """The array in an idx file, packed or not, after its checksum.
+    """Return the array in an idx file, packed or not, once its checksum is verified.
 
     >>> read_idx(Path("no-such-file"), DataFile("letters-idx1-ubyte.gz", 1000, "8d42", "0fa7"))
     Traceback (most recent call last):
@@ -107,7 +107,7 @@ def _unpacked(content: bytes, name: object) -> bytes:
 
 
 def parse_idx(content: bytes, name: object = "the file") -> NDArray[np.uint8]:
-    """The array of bytes in the idx format: 0, 0, type, rank; each length as a big-endian word; then the values.
+    """Return the array in bytes of the idx format: 0, 0, type, rank; each length as a big-endian word; then the values.
 
     >>> parse_idx(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3]) + bytes(range(6)))
     array([[0, 1, 2],

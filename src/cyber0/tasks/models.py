@@ -11,11 +11,11 @@ from cyber0.directions import DirectionKey, sample
 
 __all__ = ["cnn", "initialise", "logistic", "mlp"]
 
-INITIAL_ROUND = 2**32 - 1  # the round whose direction gives the initial weights: none that a run reaches
+INITIAL_ROUND = 2**32 - 1  # its direction gives the initial weights; no run reaches this round
 
 
 def logistic(seed: int = 0, *, inputs: int = 784, classes: int = 10) -> nn.Module:
-    """Logistic regression with a bias, all zeros at the start, whatever the seed.
+    """Return logistic regression with a bias, all zeros at the start, whatever the seed.
 
     >>> sum(p.numel() for p in logistic(seed=0).parameters())
     7850
@@ -29,7 +29,7 @@ def logistic(seed: int = 0, *, inputs: int = 784, classes: int = 10) -> nn.Modul
 
 
 def mlp(seed: int = 0, *, inputs: int = 784, hidden: int = 64, classes: int = 10) -> nn.Module:
-    """One hidden layer with a hyperbolic tangent.
+    """Return a network with one hidden layer and a hyperbolic tangent.
 
     >>> sum(p.numel() for p in mlp(seed=0).parameters())
     50890
@@ -39,7 +39,7 @@ def mlp(seed: int = 0, *, inputs: int = 784, hidden: int = 64, classes: int = 10
 
 
 def cnn(seed: int = 0, *, classes: int = 10) -> nn.Module:
-    """Two strided 5 x 5 convolutions of 8 and 16 channels and a linear layer; no dropout, no normalisation.
+    """Return two strided 5 x 5 convolutions of 8 and 16 channels and a linear layer; no dropout, no normalisation.
 
     >>> model = cnn(seed=0)
     >>> model(torch.zeros(3, 784)).shape, sum(p.numel() for p in model.parameters())
@@ -60,7 +60,7 @@ def cnn(seed: int = 0, *, classes: int = 10) -> nn.Module:
 
 
 def initialise(model: nn.Module, seed: int) -> nn.Module:
-    """Weights from the direction stream over sqrt(fan-in), biases zero; returns the model.
+    """Set weights from the direction stream over sqrt(fan-in) and biases to zero; return the model.
 
     Coordinate p of the flat parameter vector takes coordinate p of a Gaussian direction that no round uses.
 
@@ -82,7 +82,7 @@ def initialise(model: nn.Module, seed: int) -> nn.Module:
 
 
 def _allocated(make: Any) -> Any:
-    """A module whose parameters hold no values yet: made where its own initialisation draws no random numbers."""
+    """Return a module whose parameters hold no values yet, without drawing random numbers to initialise it."""
     with torch.device("meta"):
         model: Any = make()
     return model.to_empty(device="cpu")

@@ -1,4 +1,4 @@
-"""Who holds which samples.
+"""Partitions: which client holds which samples.
 
 A partition is a plain callable:
 
@@ -27,7 +27,7 @@ DOMAIN = 0x50415254  # "PART": other draws of the same seed are independent of t
 
 
 def iid(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
-    """Shuffle, and deal equal parts: they differ by one sample at most.
+    """Return equal parts of all samples, shuffled: their sizes differ by one at most.
 
     >>> [part.tolist() for part in iid([0, 1, 2, 3, 4], clients=2, seed=0)]
     [[0, 3, 4], [1, 2]]
@@ -37,7 +37,7 @@ def iid(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
 
 
 def dirichlet(labels: ArrayLike, clients: int, seed: int, *, alpha: float = 0.1, per: str = "label") -> list[Indices]:
-    """Unequal holdings: the smaller `alpha`, the fewer labels a client has most of its samples from.
+    """Return unequal parts: the smaller `alpha`, the fewer labels make up most of a client's samples.
 
     per="label" (Yurochkin et al., 2019): the samples of each label are cut by shares over the clients, drawn from a
     symmetric Dirichlet distribution; clients differ in size too. per="client" (Hsu et al., 2019): each client draws
@@ -66,7 +66,7 @@ def dirichlet(labels: ArrayLike, clients: int, seed: int, *, alpha: float = 0.1,
 
 
 def shards(labels: ArrayLike, clients: int, seed: int, *, per_client: int = 2) -> list[Indices]:
-    """Sort by label, cut into equal shards, and deal each client `per_client` of them (McMahan et al., 2017).
+    """Return `per_client` shards for each client, of all samples sorted by label (McMahan et al., 2017).
 
     >>> labels = np.repeat([0, 1, 2, 3], 50)
     >>> count(labels, shards(labels, clients=2, seed=0)).tolist()
@@ -91,7 +91,7 @@ PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet, "iid": iid, "shards"
 
 
 def get_partition(name: str | Partition) -> Partition:
-    """The partition of a name, with its options; a callable of yours as `package.module:object`.
+    """Return the partition of a name, with its options bound; a function of yours as `package.module:object`.
 
     >>> get_partition("dirichlet(alpha=1)").keywords
     {'alpha': 1}
@@ -103,7 +103,7 @@ def get_partition(name: str | Partition) -> Partition:
 
 
 def split(how: str | Partition, labels: ArrayLike, clients: int, seed: int, **options: Any) -> list[Indices]:
-    """Partition by a name or a callable, yours too, and refuse a result that is no partition.
+    """Return the parts that a partition makes, by name or as a function, and refuse a result that is no partition.
 
     >>> [len(part) for part in split("dirichlet", [0, 0, 0, 1, 1], clients=2, seed=1, alpha=0.5)]
     [4, 1]
@@ -142,7 +142,7 @@ def shares_of(dataset: Dataset, how: str | Partition, clients: int, seed: int, *
 
 
 def count(labels: ArrayLike, parts: Sequence[Indices], classes: int | None = None) -> NDArray[np.int64]:
-    """How many samples of each label each client holds: [clients, classes].
+    """Return how many samples of each label each client holds: [clients, classes].
 
     >>> count([0, 1, 1], [np.array([0, 2]), np.array([1])]).tolist()
     [[1, 1], [0, 1]]

@@ -19,10 +19,10 @@ __all__ = ["ADAPTERS", "get_adapter", "lora", "merged"]
 def lora(
     model: Any, seed: int, *, rank: int = 8, alpha: float = 16.0, targets: str | tuple[str, ...] | None = None
 ) -> None:
-    """Low-rank adapters (Hu et al., 2022) by peft, in place: W + (alpha / rank) B A, with B zero at the start.
+    """Add low-rank adapters (Hu et al., 2022) to a model by peft: W + (alpha / rank) B A, with B zero at the start.
 
-    A comes from the direction stream of the seed; `targets` are names of layers, or one name, by default peft's
-    for the architecture.
+    A is drawn from the direction stream of the seed. `targets` are names of layers, or one name; by default those that
+    peft has for the architecture.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
@@ -65,7 +65,7 @@ ADAPTERS: dict[str, Callable[..., None]] = {"lora": lora}
 
 
 def get_adapter(name: str | Callable[..., None]) -> Callable[..., None]:
-    """The adapter of a name, with its options, to be called with a model and a seed.
+    """Return the adapter of a name, with its options bound, to be called with a model and a seed.
 
     >>> get_adapter("lora(rank=4)").keywords
     {'rank': 4}
@@ -74,7 +74,7 @@ def get_adapter(name: str | Callable[..., None]) -> Callable[..., None]:
 
 
 def merged(model: Any) -> dict[str, torch.Tensor]:
-    """A model's weights with its adapters added to them, under the names they have without.
+    """Return a model's weights with its adapters added to them, under the names they have without adapters.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny

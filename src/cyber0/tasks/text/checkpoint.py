@@ -29,7 +29,7 @@ POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A model that has been found, but not loaded yet: its configuration, its tokenizer, the kind of head it has.
+    """A model that is not loaded yet: its configuration, its tokenizer, and the kind of its head.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import tiny
@@ -47,15 +47,15 @@ class Checkpoint:
 
     @property
     def length(self) -> int:
-        """How many tokens it takes at most."""
+        """Return how many tokens it takes at most."""
         positions = getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
         used = 2 if "roberta" in self.config.model_type else 0  # its positions count from 2
         return min(positions - used, self.tokenizer.model_max_length)
 
     def load(self) -> Any:
-        """The transformers model, on the CPU, in float32, without dropout; its output embeddings trained or tied.
+        """Return the transformers model on the CPU, in float32, without dropout, its output embeddings trained or tied.
 
-        Threads load one after another, since transformers unties every model of the process while it loads one.
+        Threads load one after another, because transformers unties every model of the process while it loads one.
         """
         transformers = require("transformers", extra="text")
         automatic = getattr(transformers, CLASSES[self.kind])
@@ -68,14 +68,14 @@ class Checkpoint:
         return model.eval()
 
     def parameters(self) -> int:
-        """How many parameters it has, without loading them."""
+        """Return how many parameters it has, without loading them."""
         automatic = getattr(require("transformers", extra="text"), CLASSES[self.kind])
         with quiet(), _said(self.name), torch.device("meta"):
             model = automatic.from_config(self.config)
         return sum(parameter.numel() for parameter in model.parameters())
 
     def pooling(self) -> tuple[str, bool]:
-        """How its sentence embeddings are made: mean or cls, normalised or not; as sentence-transformers notes it."""
+        """Return how its files for sentence-transformers say to pool: mean or cls, and whether to normalise."""
         modules: list[Any] = self._json("modules.json") or []
         folder = next((part["path"] for part in modules if part["type"].endswith("Pooling")), "1_Pooling")
         modes = self._json(f"{folder}/config.json") or {"pooling_mode_mean_tokens": True}
@@ -97,7 +97,7 @@ class Checkpoint:
 
 
 def get_checkpoint(name: str, head: str = "auto") -> Checkpoint:
-    """The model of a folder or of a hub id; `head` is the kind it is used as, by default what it was trained as.
+    """Return the model of a folder or a hub id; `head` is the kind to use it as, by default what it was trained as.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import tiny
@@ -115,12 +115,12 @@ def get_checkpoint(name: str, head: str = "auto") -> Checkpoint:
         _check_folder(Path(name))
     elif Path(name).is_file():
         raise InvalidModel(f"model = {name!r} is a file: name the folder it lies in, which has config.json, too")
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # not how the hub names models
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name on the hub looks like that
         raise InvalidModel(f"there is no folder {name}: --model takes a folder, or an id of the hub like roberta-large")
     with quiet(), _said(name), reached(name):
         config = transformers.AutoConfig.from_pretrained(name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    if not tokenizer("a", add_special_tokens=False).input_ids:  # so transformers does without its files
+    if not tokenizer("a", add_special_tokens=False).input_ids:  # what there is without tokenizer files
         raise InvalidModel(
             f"{name} has no tokenizer: put its tokenizer.json and tokenizer_config.json beside the model"
         )
@@ -143,7 +143,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _class(folder: Path) -> str:
-    """The class that loads all of a folder's model: `AutoModel` would leave its head behind."""
+    """Return the name of the class that loads a folder's model with its head; `AutoModel` would drop the head."""
     try:
         names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
     except (ValueError, AttributeError):
@@ -161,7 +161,7 @@ def _kind(config: Any, name: str) -> Kind:
 
 
 def _check_head(model: Any, checkpoint: Checkpoint, missing: set[str]) -> None:
-    """Refuse a head with random weights, but tie one whose output embeddings only are missing."""
+    """Refuse a head with random weights; where only the output embeddings are missing, tie them to the input's."""
     decoder = None if checkpoint.kind == "pooled" else model.get_output_embeddings()
     if decoder is not None:
         name = next(name for name, module in model.named_modules() if module is decoder)
@@ -187,8 +187,8 @@ def _said(name: str) -> Generator[None]:
         raise
     except safetensors.SafetensorError as error:
         raise InvalidModel(
-            f"the safetensors of {name} are damaged or not whole ({error}): fetch them again; a file that git left of "
-            "large ones (a pointer of some hundred bytes) is fetched by git lfs pull"
+            f"the safetensors of {name} are damaged or not whole ({error}): fetch them again; if git has left "
+            "pointers of some hundred bytes in their place, run git lfs pull"
         ) from error
     except OSError as error:
         where = "cannot be used" if Path(name).is_dir() else "is no folder here, and cannot be had from the hub"
@@ -206,7 +206,7 @@ def _said(name: str) -> Generator[None]:
 
 
 def _first(error: Exception) -> str:
-    """The first sentence of an error of others; of sizes that do not fit, what it means."""
+    """Return the first sentence of an error of another library, or what it means where it is about sizes."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if "ignore_mismatched_sizes" in text:
         return "its weights have other shapes than its config.json says"
@@ -215,7 +215,7 @@ def _first(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Without the progress bars and notes of transformers; one thread at a time.
+    """Silence the progress bars and notes of transformers, for one thread at a time.
 
     >>> with quiet():
     ...     pass

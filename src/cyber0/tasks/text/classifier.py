@@ -21,10 +21,10 @@ WIDE = 8  # vectors of a token's width that a layer of a transformer holds at on
 
 
 class Classifier(nn.Module):
-    """Prompts [batch, length], padded with PAD, to the scores of their classes [batch, classes].
+    """A module that maps prompts [batch, length], padded with PAD, to the scores of their classes [batch, classes].
 
-    `whole` is the transformers model; `base` its part without a head, `top` the head, where the two can be called one
-    after the other with the same outcome (else None); `label_head` says where logits are taken.
+    `whole` is the transformers model, `base` its part without a head, and `top` the head, or None where calling the two
+    one after the other does not give what `whole` gives. `label_head` says where logits are taken.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
@@ -48,7 +48,7 @@ class Classifier(nn.Module):
             restrict(whole, head.label_ids)
         for name, child in whole.named_children():
             self.add_module(name, child)
-        # Not a child: its children are, under their own names.
+        # Registered by its children instead, so that parameters keep their names in transformers.
         self.__dict__["whole"] = whole
         self.__dict__["top_name"] = None
         if head.kind == "pooled":
@@ -60,16 +60,16 @@ class Classifier(nn.Module):
 
     @property
     def base(self) -> Any:
-        """The model without its head."""
+        """Return the model without its head."""
         return self.whole if self.label_head.kind == "pooled" else self.whole.base_model
 
     @property
     def top(self) -> Any:
-        """The head over hidden states [..., hidden] -> [..., classes]; None where only the whole model will do."""
+        """Return the head, hidden states [..., hidden] -> [..., classes]; None where the whole model must be called."""
         return None if self.top_name is None else self.get_submodule(self.top_name)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The scores of any number of prompts, in parts that fit into memory."""
+        """Return the scores of any number of prompts, computed in parts that fit into memory."""
         sizes = lengths(tokens)
         longest = int(sizes.max())
         if len(tokens) * longest <= AT_ONCE:
@@ -80,13 +80,13 @@ class Classifier(nn.Module):
         return torch.cat(parts)[order.argsort()]
 
     def scores(self, tokens: Tensor) -> Tensor:
-        """The scores of one batch, at the width it has: no shape here depends on its values."""
+        """Return the scores of one batch at its full width: no shape depends on the values of tokens."""
         if self.label_head.kind != "pooled" and self.top_name is None:
             return _taken(self.whole(**self.inputs(tokens)).logits, self.label_head.positions(tokens))
         return self.read(self.base(**self.inputs(tokens)).last_hidden_state.float(), tokens)
 
     def sizes(self, tokens: Tensor) -> Tensor:
-        """How many tokens each prompt has."""
+        """Return how many tokens each prompt has."""
         return lengths(tokens)
 
     def numbers_per_token(self) -> int:
@@ -99,20 +99,20 @@ class Classifier(nn.Module):
         return AT_ONCE
 
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
-        """What the transformers model is called with; PAD becomes a token it has, which attention leaves out."""
+        """Return the arguments of the transformers model; PAD becomes a token it knows, which attention leaves out."""
         pad = getattr(self.whole.config, "pad_token_id", None)
         ids = torch.where(tokens == PAD, 0 if pad is None or pad < 0 else pad, tokens).long()
         given: dict[str, Any] = {"input_ids": ids, "attention_mask": (tokens != PAD).long()}
         return given | ({"use_cache": False} if self.label_head.kind == "causal" else {})
 
     def read(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """The scores [batch, classes] of the last hidden states [batch, length, hidden] of `base`."""
+        """Return the scores [batch, classes] from the last hidden states [batch, length, hidden] of `base`."""
         if self.label_head.kind == "pooled":
             return self.classifier(self.label_head.pool(hidden, tokens != PAD)) * self.label_head.scale
         return self.top(_taken(hidden, self.label_head.positions(tokens)))
 
     def _prove(self) -> None:
-        """Keep the shorter way through the head only where it gives what the model's own way gives."""
+        """Keep calling `base` and `top` apart only if that gives the same scores as the whole model."""
         probe = torch.tensor([[3, 5, 4, 6], [4, 6, 5, PAD]])
         name = self.top_name
         if self.label_head.mask_id is not None:
@@ -134,12 +134,12 @@ class Classifier(nn.Module):
 
 
 def _taken(values: Tensor, positions: Tensor) -> Tensor:
-    """One row of each sample's: [batch, length, width] -> [batch, width]."""
+    """Return one row of each sample: [batch, length, width] -> [batch, width]."""
     return values[torch.arange(len(values), device=values.device), positions]
 
 
 def _top_name(whole: Any) -> str | None:
-    """The one child beside the base, if there is one."""
+    """Return the name of the one child beside the base model, if there is exactly one."""
     others = [name for name, child in whole.named_children() if child is not whole.base_model]
     return others[0] if len(others) == 1 else None
 
@@ -153,7 +153,7 @@ def _zeros(inputs: int, classes: int) -> nn.Linear:
 
 
 def _freeze(whole: Any, prefix: str) -> None:
-    """Leave alone what no score depends on."""
+    """Freeze the parameters under a prefix, which no score depends on."""
     for name, parameter in whole.named_parameters():
         if name.startswith(prefix):
             parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The outcome of a run as a plain transformers folder: merged weights, configuration, tokenizer."""
+"""Write a trained model as a plain transformers folder: merged weights, configuration, tokenizer."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ __all__ = ["export", "load_weights"]
 
 
 def load_weights(classifier: Classifier, path: Path | str) -> Classifier:
-    """Give a classifier the weights that a run has written, its `model.safetensors`; returns it.
+    """Load the weights that a run has written, its `model.safetensors`, into a classifier; return the classifier.
 
     >>> import tempfile
     >>> from safetensors.torch import save_file
@@ -47,7 +47,7 @@ embeddings.word_embeddings.weight
 
 
 def export(classifier: Classifier, folder: Path | str) -> Path:
-    """Write a folder that transformers loads: by AutoModelForMaskedLM, AutoModelForCausalLM or AutoModel.
+    """Write a folder that AutoModelForMaskedLM, AutoModelForCausalLM or AutoModel of transformers can load.
 
     Adapters are added to the weights. A pooled model's linear layer is in `classifier.safetensors`, and how the
     sentence embeddings are made in `classifier.json`.
@@ -80,7 +80,7 @@ def export(classifier: Classifier, folder: Path | str) -> Path:
 
 
 def _once(classifier: Classifier) -> dict[str, torch.Tensor]:
-    """The whole model's weights, tied ones once: transformers ties them again."""
+    """Return the whole model's weights, tied ones once; transformers ties them again."""
     whole = classifier.whole
     tied = {name for name, _ in whole.named_parameters(remove_duplicate=False)} - dict(whole.named_parameters()).keys()
     tied = {name.replace(".base_layer.", ".") for name in tied}

@@ -1,4 +1,4 @@
-"""Where a language model's logits are taken, and which of them are the classes' scores."""
+"""Heads: where a language model's logits are taken, and which of them are the scores of the classes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,11 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What makes a classifier of a language model.
+    """How a language model is made a classifier.
 
-    masked, causal: the logits of `label_ids`, one token for each class, at the mask, or after the last token. pooled: a
-    linear layer over the mean of the last hidden states, or over the first (`cls`), of length one if `normalise`;
-    `scale` multiplies its logits, so that steps on it are larger.
+    masked, causal: scores are the logits of `label_ids`, one token for each class, at the mask or at the last token.
+    pooled: they come from a linear layer over the mean of the last hidden states, or over the first (`cls`), scaled to
+    length one if `normalise`; `scale` multiplies the logits, so that the layer learns in larger steps.
 
     >>> head = Head("masked", classes=2, label_ids=(50, 60), mask_id=4)
     >>> head.positions(torch.tensor([[0, 9, 4, 2], [4, 2, -1, -1]]))
@@ -40,13 +40,13 @@ class Head:
     scale: float = 1.0
 
     def positions(self, tokens: Tensor) -> Tensor:
-        """Where the logits of each prompt [batch, length] are taken: at its mask, or at its last token."""
+        """Return where the logits of each prompt [batch, length] are taken: at its mask, or at its last token."""
         if self.kind == "masked":
             return (tokens == self.mask_id).int().argmax(1)
         return lengths(tokens) - 1
 
     def pool(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """The sentence embeddings [batch, hidden] of hidden states [batch, length, hidden]."""
+        """Return the sentence embeddings [batch, hidden] of hidden states [batch, length, hidden]."""
         if self.pooling == "cls":
             pooled = hidden[:, 0]
         else:
@@ -56,7 +56,7 @@ class Head:
 
 
 class LabelRows(nn.Module):
-    """The rows of a model's output embeddings that belong to label words: takes the place of the whole matrix.
+    """The rows of a model's output embeddings that belong to label words, in place of the whole matrix.
 
     It has the matrix and its bias as parameters, under the same names, and multiplies by the rows `ids` only.
 
@@ -74,7 +74,7 @@ class LabelRows(nn.Module):
         self.register_buffer("ids", torch.tensor(ids), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Their logits: [..., classes]."""
+        """Return the logits of the label words: [..., classes]."""
         bias: Any = self.bias
         return nn.functional.linear(features, self.weight[self.ids], None if bias is None else bias[self.ids])
 
@@ -83,7 +83,7 @@ class LabelRows(nn.Module):
         return len(self.ids)
 
     def forward_pair(self, both: SignPair, features: Tensor) -> Tensor:
-        """The same in a walk: only these rows are perturbed."""
+        """Return the same for both signs in a walk, with only these rows perturbed."""
         shape = 2, len(self.ids), self.weight.shape[1]
         plus, minus = torch.empty(shape, dtype=features.dtype, device=features.device)
         both.source.rows(self.weight, self.ids, plus, minus)
@@ -93,7 +93,7 @@ class LabelRows(nn.Module):
 
 
 def restrict(model: Any, ids: tuple[int, ...]) -> None:
-    """Let a masked or causal transformers model compute the logits of label words only, by its own code.
+    """Make a masked or causal transformers model compute the logits of label words only.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny

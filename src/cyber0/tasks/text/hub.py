@@ -16,8 +16,8 @@ from cyber0.tasks.text.rows import Rows, gathered
 
 __all__ = ["gather", "reached", "read"]
 
-ALONE = RLock()  # while a model or a data set is loaded: the libraries patch themselves and torch for all threads
-PATIENCE = 5.0  # seconds
+ALONE = RLock()  # held while a model or data set is loaded: the libraries patch themselves and torch for all threads
+PATIENCE = 5.0  # seconds to wait for the hub
 SAVED = {"dataset_dict.json", "state.json"}  # what `save_to_disk` leaves in a folder
 TESTS = ("test", "validation", "dev")
 UNLABELLED = (-1, None)  # as data sets of the hub write it
@@ -25,9 +25,10 @@ UNLABELLED = (-1, None)  # as data sets of the hub write it
 
 @contextmanager
 def reached(name: str) -> Generator[None]:
-    """Ask the hub once; where it does not answer, only what is kept on this machine is used within.
+    """Ask the hub once; if it does not answer, use only what is cached on this machine within this context.
 
-    The hub's own library would ask again for minutes. For a folder, nobody is asked. One thread at a time is within.
+    The hub's own library would go on asking for minutes. For a folder the hub is not asked. One thread at a time may be
+    in this context.
 
     >>> with reached("."):
     ...     pass
@@ -51,7 +52,7 @@ def _answers(address: str) -> bool:
 
 
 def read(dataset: str, prompt: Prompt, columns: Iterable[str]) -> tuple[Rows, Rows | None]:
-    """The rows to train and to test on of a data set: `name` or `name:configuration` on the hub, or a folder.
+    """Return the rows of a data set to train and to test on: `name` or `name:configuration` on the hub, or a folder.
 
     >>> keys = {"words": {"bad": "no", "good": "yes"}, "prompts": {"pooled": "{text}"}}
     >>> read("./no-such-folder", Prompt.of(keys), ["text"])
@@ -68,9 +69,9 @@ def read(dataset: str, prompt: Prompt, columns: Iterable[str]) -> tuple[Rows, Ro
 def gather(
     parts: Mapping[str, Iterable[Any]], prompt: Prompt, columns: Iterable[str], where: str
 ) -> tuple[Rows, Rows | None]:
-    """The rows of a data set's parts: train, and the first of test, validation and dev that has labels, if one has.
+    """Return the rows of the part train, and of the first of test, validation and dev that has labels, if any.
 
-    A sample without a label, which is written -1, is left out: `test` of GLUE has no others.
+    Samples without a label, written as -1, are left out; the `test` of GLUE has only these.
 
     >>> keys = {"words": {"bad": "no", "good": "yes"}, "labels": {"1": "good"}, "prompts": {"pooled": "{text}"}}
     >>> sample = {"text": "Fine.", "label": 1}
@@ -89,7 +90,7 @@ def gather(
 
 
 def _labelled(part: Any, prompt: Prompt, where: str) -> Iterator[tuple[str, Any]]:
-    """The rows that have a label, by its name where the prompt knows all names, else by its number."""
+    """Return the rows that have a label, by its name where the prompt knows all names, else by its number."""
     label = prompt.data.label
     names: list[str] = getattr(getattr(part, "features", {}).get(label), "names", None) or []
     numbered = all(prompt.class_of(number) is not None for number in range(len(names)))
@@ -131,7 +132,7 @@ def _opened(datasets: Any, dataset: str) -> Any:
 
 @contextmanager
 def _same_mode(config: Any) -> Generator[None]:
-    """`datasets` keeps its own note of whether the hub may be asked."""
+    """Tell `datasets` whether the hub may be asked, which it keeps in a variable of its own."""
     before = config.HF_HUB_OFFLINE
     config.HF_HUB_OFFLINE = require("huggingface_hub.constants", extra="text").HF_HUB_OFFLINE
     try:

@@ -1,7 +1,7 @@
-"""How a row of a data file becomes a prompt, and which words stand for its classes: a file in TOML.
+"""Prompt files, in TOML: how a row of a data file becomes a prompt, and which words stand for the classes.
 
 title = "Reviews"
-length = 128                          # tokens at most; of a longer prompt, the texts in it are cut, never the rest
+length = 128                          # tokens at most; a longer prompt is cut in its texts only
 [words]                               # each class, and the word whose logit is its score
 bad = "terrible"
 good = { masked = "great", causal = "good" }   # or a word for each kind of model
@@ -15,7 +15,7 @@ pooled = "{review}"
 [data]
 label = "stars"                       # the column of the label
 train = "train.jsonl"
-test = "test.csv"                     # without it, a part of the others by seed
+test = "test.csv"                     # without it, some rows of train, chosen by seed
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ __all__ = ["FILTERS", "Files", "Kind", "Piece", "Prompt", "load", "pieces"]
 
 Kind = Literal["masked", "causal", "pooled"]
 Piece = tuple[str, bool]
-"""A stretch of a prompt, and whether it comes from the data and may be cut."""
+"""A piece of a prompt, and whether it comes from the data and may be cut."""
 STRICT = ConfigDict(frozen=True, extra="forbid")
 MASK = "mask"
 
@@ -78,7 +78,7 @@ class Prompt(BaseModel):
 
     @classmethod
     def of(cls, keys: dict[str, Any], where: str = "the prompt") -> "Prompt":
-        """A prompt of the keys of its file; every problem with it is named in one error.
+        """Return the prompt that the keys of a file describe; one error names all problems with it.
 
         >>> Prompt.of({"words": {"bad": "terrible", "good": "great"}, "prompts": {"masked": "{review} It was"}})
         Traceback (most recent call last):
@@ -100,16 +100,16 @@ class Prompt(BaseModel):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of their words."""
+        """Return the names of the classes, in the order of their words."""
         return tuple(self.words)
 
     def class_of(self, label: Any) -> int | None:
-        """The number of the class that a data file's label stands for; None where it stands for none."""
+        """Return the number of the class that a label in a data file stands for; None for an unknown label."""
         name = self.labels.get(str(label), str(label))
         return self.classes.index(name) if name in self.words else None
 
     def template(self, kind: Kind) -> str:
-        """The prompt for a kind of model."""
+        """Return the prompt for a kind of model."""
         if kind not in self.prompts:
             raise InvalidConfig(
                 f"the prompt of {self.title} for a {kind} model is missing: add {kind} = '...' to [prompts], "
@@ -118,7 +118,7 @@ class Prompt(BaseModel):
         return self.prompts[kind]
 
     def words_of(self, kind: Kind) -> dict[str, str]:
-        """The word of each class for a kind of model."""
+        """Return the word of each class for a kind of model."""
         found = {name: word if isinstance(word, str) else word.get(kind) for name, word in self.words.items()}
         for name, word in found.items():
             if word is None:
@@ -128,7 +128,7 @@ class Prompt(BaseModel):
         return {name: word for name, word in found.items() if word is not None}
 
     def columns(self, kind: Kind) -> tuple[str, ...]:
-        """The columns of the data that a prompt is made of."""
+        """Return the columns of the data that a prompt shows."""
         return tuple(name for _, name, _, _ in Formatter().parse(self.template(kind)) if name and name != MASK)
 
 
@@ -150,7 +150,7 @@ def _check(kind: str, template: str) -> None:
 
 
 def pieces(template: str, row: dict[str, Any], mask: str = "") -> list[Piece]:
-    """A row in its prompt, stretch by stretch.
+    """Return a row put into a prompt, as pieces of text.
 
     >>> pieces("{premise:drop-last}?{mask}, so", {"premise": "It rains."}, mask="<mask>")
     [('It rains', True), ('?', False), ('<mask>', False), (', so', False)]
@@ -167,7 +167,7 @@ def pieces(template: str, row: dict[str, Any], mask: str = "") -> list[Piece]:
 
 
 def load(name: str | Path, folder: Path | None = None) -> Prompt:
-    """A prompt that comes with the package, by name, or yours, by its file: in the folder, if it is there, or here.
+    """Return a prompt of this package by its name, or yours by its file: in the folder, if it is there, or by its path.
 
     >>> load("sst2").words_of("masked")
     {'negative': 'terrible', 'positive': 'great'}

@@ -1,4 +1,4 @@
-"""What to know of a language model before it is trained: its words, its size, its zero-shot accuracy."""
+"""A report on a language model before it is trained: its label words, its size, its zero-shot accuracy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,9 +29,9 @@ def describe(
     accuracy: float | None = None,
     tests: int = 256,
 ) -> dict[str, str]:
-    """What to know before training, name by name; nothing of a model that is no `Classifier`.
+    """Return what to know before training, by name; empty for a model that is not a `Classifier`.
 
-    `accuracy` is that of all test samples; where it is not known, that of the first `tests` is measured.
+    `accuracy` is the accuracy on all test samples; if it is not given, the first `tests` of them are evaluated.
 
     >>> import tempfile
     >>> from cyber0.tasks.task import make

@@ -28,7 +28,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Rows, and the number of each one's class.
+    """Rows of texts, and the number of the class of each.
 
     >>> Rows([{"text": "fine"}, {"text": "awful"}], np.array([1, 0])).of(np.array([1])).texts
     [{'text': 'awful'}]
@@ -38,12 +38,12 @@ class Rows:
     labels: NDArray[np.int64]
 
     def of(self, chosen: NDArray[np.int64]) -> "Rows":
-        """Some of them."""
+        """Return some of the rows, by their numbers."""
         return Rows([self.texts[index] for index in chosen], self.labels[chosen])
 
 
 def read(path: Path, prompt: Prompt, columns: Iterable[str]) -> Rows:
-    r"""The rows of a file: .jsonl, .csv or .tsv, or one of these with .gz after it.
+    r"""Return the rows of a file: .jsonl, .csv or .tsv, or one of these with .gz after it.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "reviews.csv"
@@ -58,7 +58,7 @@ def read(path: Path, prompt: Prompt, columns: Iterable[str]) -> Rows:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each row of a file, and the number of its line."""
+    """Yield each row of a file, and the number of its line."""
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in (".jsonl", ".json", *DELIMITERS):
         raise InvalidData(f"{path}: rows are read from .jsonl, .csv or .tsv, or one of these with .gz after it")
@@ -71,7 +71,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidData(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
-        raise InvalidData(f"{path} is not written in UTF-8 ({error.reason}): save it so") from error
+        raise InvalidData(f"{path} is not in UTF-8 ({error.reason}): save it in UTF-8") from error
     except json.JSONDecodeError as error:
         raise InvalidData(f"{path} is damaged, or no JSON lines ({error}): write one object in each line") from error
     except (ValueError, csv.Error) as error:
@@ -81,14 +81,14 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _opened(path: Path) -> Any:
-    encoding = "utf-8-sig"  # spreadsheets begin a file with a mark
+    encoding = "utf-8-sig"  # spreadsheets write a byte order mark first
     if path.suffix == ".gz":
         return TextIOWrapper(gzip.open(path), encoding=encoding, newline="")
     return path.open(encoding=encoding, newline="")
 
 
 def _table(file: Any, delimiter: str) -> Iterator[tuple[int, Any]]:
-    """The rows of a table; between semicolons, if its head is, as spreadsheets of many countries write it."""
+    """Yield the rows of a table, separated by semicolons if its header is, as many spreadsheets write it."""
     head = next(file, "")
     found = ";" if delimiter == "," and ";" in head and "," not in head else delimiter
     table = csv.DictReader(chain([head], file), delimiter=found, skipinitialspace=True)
@@ -96,7 +96,7 @@ def _table(file: Any, delimiter: str) -> Iterator[tuple[int, Any]]:
 
 
 def gathered(rows: Iterable[tuple[str, Any]], prompt: Prompt, columns: Iterable[str], where: str) -> Rows:
-    """Rows from anywhere, each with the words that say where it stands.
+    """Return checked rows from any source; each comes with words that say where it is.
 
     >>> keys = {"words": {"bad": "no", "good": "yes"}, "prompts": {"pooled": "{text}"}}
     >>> gathered([("row 1", {"label": "good", "text": "Fine."})], Prompt.of(keys), ["text"], "my desk").labels
@@ -118,7 +118,7 @@ def _checked(row: Any, columns: tuple[str, ...], where: str) -> Row:
     if type(row) is not dict:
         raise InvalidData(f"{where}: a row is an object with the columns {', '.join(columns)}")
     known = cast("Row", row)
-    if None in known:  # so the csv module keeps what has no column
+    if None in known:  # the key under which the csv module keeps fields without a column
         raise InvalidData(f"{where} has more fields than the head of the table: put texts with a comma in quotes")
     for column in columns:
         if column not in known:
@@ -140,9 +140,9 @@ def _label(label: Any, prompt: Prompt, where: str) -> int:
 
 
 def locate(name: str, prompt: Prompt, directory: Path | None) -> tuple[Path, Path]:
-    """The two files of a data set: in the folder given, else in CYBER0_DATA, else in the user's cache.
+    """Return the two files of a data set: in the folder given, else in CYBER0_DATA, else in the user's cache.
 
-    In each, they may lie in a folder of the data set's name, and may be packed.
+    They may be in a subfolder with the data set's name, and may be packed.
 
     >>> from cyber0.tasks.text.prompts import load
     >>> locate("sst2", load("sst2"), Path("no-such-folder"))
@@ -164,13 +164,13 @@ def locate(name: str, prompt: Prompt, directory: Path | None) -> tuple[Path, Pat
 
 
 def path_in(folder: Path, name: str, file: str) -> Path | None:
-    """A file of a folder, or of the one of the data set's name in it, packed or not."""
+    """Return a file in a folder, or in its subfolder with the data set's name, packed or not; None if there is none."""
     tried = (folder / part / f"{file}{packed}" for part in (name, "") for packed in ("", ".gz"))
     return next((path for path in tried if path.is_file()), None)
 
 
 def few(labels: NDArray[np.int64], shots: int, seed: int) -> NDArray[np.int64]:
-    """Which samples to keep: `shots` of each class by seed, all of a class that has fewer, in their old order.
+    """Return which samples to keep: `shots` of each class by seed, or all of a smaller class, in their old order.
 
     >>> few(np.array([0, 0, 0, 0, 1]), shots=2, seed=0)
     array([0, 1, 4])
@@ -183,7 +183,7 @@ def few(labels: NDArray[np.int64], shots: int, seed: int) -> NDArray[np.int64]:
 
 
 def split(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Rows to train on, and a share of them, by seed, to test on.
+    """Split rows by seed into some to train on and a share to test on.
 
     >>> train, test = split(Rows([{"text": str(i)} for i in range(10)], np.zeros(10, dtype=np.int64)), 0.2, seed=0)
     >>> len(train.texts), len(test.texts)

@@ -1,8 +1,8 @@
-"""The tasks: a data set, a prompt and a language model, put together.
+"""Tasks on texts: a data set, a prompt and a language model.
 
     make(directory, source, model=...) -> Task
 
-The options of each, in its name as in `sst2(shots=16, adapter='lora(rank=4)')`, are those of `Options`.
+Each takes the options of `Options`, in its name as `sst2(shots=16, adapter='lora(rank=4)')`.
 """
 
 from collections.abc import Callable
@@ -35,16 +35,24 @@ PROBE = "The QUICK brown fox's na\u00efve  caf\u00e9: 3.14 + 2,718 = ?\n\tIt was
 
 
 class Options(BaseModel):
-    """What any task on texts can be told.
+    """The options of any task on texts.
 
-    shots: samples of each class to train on, all of a class that has fewer; None for all. seed: which ones. tests: test
-    samples at most. head: masked, causal or pooled, by default as the model was trained. adapter: train that beside
-    the model, e.g. 'lora(rank=8)'. length: tokens at most. prompt: a file of yours. pooling, normalise, scale: how a
-    pooled head reads hidden states, by default as the model's folder says. holdout: the share of rows to test on, by
-    seed, where there are no others to test on.
+    Args:
+        shots: How many samples of each class to train on; None for all, and all of a class that has fewer.
+        seed: Decides which samples these are.
+        tests: How many test samples to use at most.
+        head: masked, causal or pooled; by default what the model was trained as.
+        adapter: Train an adapter instead of the model, e.g. 'lora(rank=8)'.
+        length: How many tokens a prompt may have; a longer one is cut.
+        prompt: A prompt file of yours.
+        pooling: How a pooled head reads hidden states, mean or cls; by default as the model's folder says.
+        normalise: Whether a pooled head scales sentence embeddings to length one; by default as the folder says.
+        scale: What a pooled head multiplies its logits with.
+        holdout: The share of rows to test on, chosen by seed, if there are no test rows.
 
     >>> Options(shots=16).head
     'auto'
+
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -62,7 +70,7 @@ class Options(BaseModel):
 
 
 def sst2(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> Task:
-    """Is a film's review good or bad: sentences of the Stanford Sentiment Treebank, as in GLUE.
+    """Return the task SST-2: is a film's review good or bad (Stanford Sentiment Treebank, as in GLUE).
 
     >>> sst2(source="sst2")
     Traceback (most recent call last):
@@ -72,7 +80,7 @@ def sst2(directory: Folder = None, source: str = "auto", *, model: str | None = 
 
 
 def snli(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> Task:
-    """Does a sentence follow from another, contradict it, or neither (Bowman et al., 2015).
+    """Return the task SNLI: does a sentence follow from another, contradict it, or neither (Bowman et al., 2015).
 
     >>> snli("no-such-folder", model="roberta-large")
     Traceback (most recent call last):
@@ -82,7 +90,7 @@ def snli(directory: Folder = None, source: str = "auto", *, model: str | None = 
 
 
 def trec(directory: Folder = None, source: str = "auto", *, model: str | None = None, **options: Any) -> Task:
-    """What kind of thing a question asks for, of six (Li and Roth, 2002).
+    """Return the task TREC: which of six kinds of things does a question ask for (Li and Roth, 2002).
 
     >>> trec(model="roberta-large", shot=16)
     Traceback (most recent call last):
@@ -114,10 +122,10 @@ def text_classification(
     dataset: str | None = None,
     **options: Any,
 ) -> Task:
-    """Any classification of texts: a prompt of yours, and rows from files or a Hugging Face data set.
+    """Return a task on texts of your own: a prompt, and rows from files or from a Hugging Face data set.
 
     Files are named here or in the prompt's [data], and looked for in the directory. `dataset` is `name` or
-    `name:configuration` on the hub, or a folder that `datasets` can read, and needs `datasets`.
+    `name:configuration` on the hub, or a folder that `datasets` can read; the package `datasets` must be installed.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import tiny
@@ -175,12 +183,12 @@ def _options(name: str, model: str | None, given: dict[str, Any]) -> Options:
 
 
 def _columns(prompt: Prompt) -> tuple[str, ...]:
-    """All columns that any of the prompts shows: which is used depends on the model."""
+    """Return all columns that any of the prompts shows; which prompt is used depends on the model."""
     return tuple(dict.fromkeys(column for kind in prompt.prompts for column in prompt.columns(kind)))
 
 
 def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, options: Options, where: str) -> Task:
-    """The task of rows to train and to test on, and a model by hub id or folder.
+    """Make a task of rows to train and to test on, and a model by hub id or folder.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import tiny

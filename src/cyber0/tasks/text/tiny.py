@@ -41,7 +41,7 @@ SPECIAL = {
 
 @lru_cache
 def tokenizer(kind: str = "roberta") -> Any:
-    """A tokenizer for a handful of words: byte-level pairs, or whole words for `bert` and `encoder`.
+    """Return a tokenizer for a handful of words: byte-level pairs, or whole words for `bert` and `encoder`.
 
     >>> tokenizer("roberta").tokenize("a great film")
     ['a', 'Ġgreat', 'Ġfilm']
@@ -61,7 +61,7 @@ def tokenizer(kind: str = "roberta") -> Any:
 
 
 def _model(tokenizers: Any, kind: str) -> Any:
-    """Written down, not trained: training breaks ties by chance."""
+    """Return the tokenizer's model, written down instead of trained, as training breaks ties by chance."""
     special = [*dict.fromkeys(SPECIAL.values()), "<mask>"]
     if kind in ("bert", "encoder"):
         letters = [f"{start}{letter}" for letter in ascii_letters for start in ("", "##")]

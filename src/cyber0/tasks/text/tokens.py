@@ -1,7 +1,7 @@
 """Prompts as arrays of tokens: cut to length, padded at the right, sorted into buckets.
 
-An array of prompts is [samples, length], int32, with PAD after the end of each: no token of any vocabulary, so that a
-batch can be trimmed to its longest, and its attention mask is where it is not PAD.
+An array of prompts is [samples, length], int32, with PAD after the end of each prompt. PAD is no token of any
+vocabulary: a batch can be trimmed to its longest prompt, and attention is masked where there is PAD.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ BLOCK = 2048  # prompts that are tokenised in one call
 
 
 def word_tokens(tokenizer: Any, words: dict[str, str]) -> tuple[int, ...]:
-    """The one token of each label word, as it is written after a space.
+    """Return the one token of each label word, as it is written after a space.
 
     >>> from cyber0.tasks.text.tiny import tokenizer
     >>> word_tokens(tokenizer("roberta"), {"bad": "terrible", "good": "wonderfulness"})
@@ -58,7 +58,7 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def encode(tokenizer: Any, prompt: Prompt, kind: Kind, rows: Sequence[dict[str, Any]], length: int) -> Tokens:
-    """The prompts of rows, each at most `length` tokens: what is too long loses the end of its longest text.
+    """Return the prompts of rows, each of at most `length` tokens: a longer one loses the end of its longest text.
 
     >>> from cyber0.tasks.text.tiny import PROMPT, tokenizer
     >>> known, rows = tokenizer("roberta"), [{"text": "a fine film"}, {"text": "a dull film " * 20}]
@@ -84,7 +84,7 @@ def encode(tokenizer: Any, prompt: Prompt, kind: Kind, rows: Sequence[dict[str, 
 
 
 def _clean(row: dict[str, Any], special: list[str]) -> dict[str, str]:
-    """A row without what the tokenizer would take for a token of its own, a second mask above all."""
+    """Return a row without texts that the tokenizer would take for special tokens, such as a second mask."""
     cleaned = {name: str(text) for name, text in row.items()}
     for token in special:
         cleaned = {name: text.replace(token, " ") for name, text in cleaned.items()}
@@ -105,7 +105,7 @@ def _tokenised(tokenizer: Any, made: list[list[Piece]]) -> list[list[int]]:
 
 
 def _opened(tokenizer: Any, ids: list[int], open_ended: bool) -> list[int]:
-    """Without the token that would end the text, where the model is to go on with it."""
+    """Return tokens without the one that ends the text, if the model is to continue the text."""
     ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None, tokenizer.bos_token_id}
     return ids[:-1] if open_ended and len(ids) > 1 and ids[-1] in ends else ids
 
@@ -125,7 +125,7 @@ def _shortened(tokenizer: Any, parts: list[Piece], excess: int, length: int) -> 
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> Tokens:
-    """Prompts of several lengths as one array, as wide as the longest.
+    """Return prompts of several lengths as one array, as wide as the longest.
 
     >>> padded([[5, 6, 7], [8]])
     array([[ 5,  6,  7],
@@ -138,7 +138,7 @@ def padded(prompts: Sequence[Sequence[int]]) -> Tokens:
 
 
 def lengths(tokens: Any) -> Any:
-    """How many tokens each prompt has; of an array of NumPy or torch.
+    """Return how many tokens each prompt has, of an array of NumPy or torch.
 
     >>> lengths(padded([[5, 6, 7], [8]]))
     array([3, 1])
@@ -147,7 +147,7 @@ def lengths(tokens: Any) -> Any:
 
 
 def trimmed(tokens: Any) -> Any:
-    """The array, only as wide as its longest prompt; of NumPy or torch.
+    """Return the array of NumPy or torch cut to the width of its longest prompt.
 
     >>> trimmed(padded([[5, 6, 7], [8]])[1:])
     array([[8]], dtype=int32)
@@ -156,7 +156,7 @@ def trimmed(tokens: Any) -> Any:
 
 
 def buckets(sizes: ArrayLike, edges: Iterable[int]) -> dict[int, NDArray[np.int64]]:
-    """Which prompts fit into each width: the smallest edge that holds them; those without prompts are left out.
+    """Return which prompts fit into each width, the smallest edge that holds them; widths without prompts are left out.
 
     >>> buckets([3, 20, 7, 40], edges=[8, 16, 32])
     {8: array([0, 2]), 32: array([1]), 40: array([3])}
