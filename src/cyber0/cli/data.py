@@ -82,7 +82,7 @@ def data(
 
 
 def _described(partition: str, options: dict[str, float]) -> str:
-    """The partition's name with all its options, those not given too."""
+    """Return the partition's name with all its options, also those not given."""
     parameters = signature(get_partition(partition)).parameters.values()
     defaults = {parameter.name: parameter.default for parameter in parameters if parameter.kind is KEYWORD_ONLY}
     return ", ".join(
@@ -91,7 +91,7 @@ def _described(partition: str, options: dict[str, float]) -> str:
 
 
 def _table(counts: NDArray[np.int64]) -> Table:
-    """Clients by labels; the darker a number, the greater its share of the client's samples."""
+    """Return a table of clients by labels; the bluer a number, the greater its share of the client's samples."""
     table = Table(box=box.SIMPLE, padding=(0, 0), pad_edge=False, show_footer=True)
     table.add_column("client", "all", justify="right")
     for label, total in enumerate(counts.sum(axis=0).tolist()):
@@ -106,7 +106,7 @@ def _table(counts: NDArray[np.int64]) -> Table:
 
 
 def _cell(number: int, share: float) -> Text:
-    """A number on a background from black (none) to blue (all of the client's samples)."""
+    """Return a number on a background from black (none) to blue (all of the client's samples)."""
     if number == 0:
         return Text("·", "dim")
     level = share**0.5  # a tenth is still to be seen
@@ -115,7 +115,7 @@ def _cell(number: int, share: float) -> Text:
 
 
 def _print(console: Console, table: Table) -> None:
-    """In a file or a pipe a table is as wide as it needs to be."""
+    """Print a table; in a file or a pipe it is as wide as it needs to be."""
     need = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     console.print(table, width=None if console.is_terminal else max(need, 1), crop=console.is_terminal)
 

@@ -25,7 +25,7 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="How many rounds to train.")] = 120,
     clients: Annotated[int, typer.Option(min=4, max=1000, help="How many clients; a quarter of them lie.")] = 40,
 ) -> None:
-    """Train a federation with liars in it on 4,000 embedded digits: once with a mean, once with a robust rule."""
+    """Train on 4,000 embedded digits with liars among the clients: once with the mean, once with a robust rule."""
     require("torch", extra="train")
     from cyber0.simulation import Simulation
 
@@ -62,7 +62,7 @@ def _config(rounds: int, clients: int, rule: str, attack: str) -> RunConfig:
 
 
 def _rebuilt(simulation: Any, aggregates: list[Any]) -> int:
-    """The model of the commits alone: zeros, and what was aggregated in each round, without torch."""
+    """Return the fingerprint of the model rebuilt from zeros and what was aggregated in each round, without torch."""
     entries = simulation.parameters.manifest.entries
     rebuilt = Parameters({entry.name: np.zeros(entry.shape, dtype=np.float32) for entry in entries})
     for number, aggregate in enumerate(aggregates):

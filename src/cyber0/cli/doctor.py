@@ -21,7 +21,7 @@ SIZE = 2**22
 
 
 def doctor() -> None:
-    """Check every direction backend on every device here against the known answers, and list the extras."""
+    """Check that every backend gives the right bits on every device here, and list the installed extras."""
     console = Console()
     console.print(
         f"cyber0 {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n"

@@ -22,34 +22,53 @@ __all__ = ["join", "state_directory"]
 def join(
     address: Annotated[str, typer.Argument(help="HOST:PORT of the federator.", show_default=False)],
     name: Annotated[
-        str | None, typer.Option(help="Your name on the roster; that of the certificate if not given.")
+        str | None, typer.Option(help="Your name on the roster. \\[default: that of your certificate]")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder of the data files.", show_default=False)] = None,
-    source: Annotated[str | None, typer.Option(help="Where the data come from, if not as the run says.")] = None,
+    source: Annotated[str | None, typer.Option(help="Where the data come from. \\[default: as the run says]")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Where the language model is on this machine, if not as the run says.")
+        str | None,
+        typer.Option(help="The language model on this machine: a hub id or a folder. \\[default: as the run says]"),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")] = "auto",
     state: Annotated[
-        Path | None, typer.Option(help="Where votes and weights are kept.", show_default="~/.local/state/cyber0")
+        Path | None,
+        typer.Option(
+            help="A folder for votes and weights, by which a client comes back after a stop.",
+            show_default="~/.local/state/cyber0",
+        ),
     ] = None,
     index: Annotated[
         int | None, typer.Option(min=0, help="Which share of the data is yours; your place on the roster if not given.")
     ] = None,
     own_code: Annotated[
-        bool, typer.Option("--own-code", help="Import a task or partition of package.module:object: it is yours.")
+        bool,
+        typer.Option(
+            "--own-code",
+            help="Allow a task or partition given as package.module:object to be imported: only if that code is yours.",
+        ),
     ] = False,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Evaluate on the task's test set now and then.")] = False,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Evaluate on the task's test set and tell the federator.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the trained weights.")] = None,
-    tls: Annotated[Path | None, typer.Option(help="Your folder of keys, by cyber0 keys issue.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS, to another machine.")] = False,
+    tls: Annotated[Path | None, typer.Option(help="Your folder of keys, made by cyber0 keys issue.")] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Connect to another machine without TLS: anybody could read and change what is sent."
+        ),
+    ] = False,
     snapshot_every: Annotated[int, typer.Option(min=1, help="Rounds from one copy of the weights to the next.")] = 100,
     give_up: Annotated[
-        float | None, typer.Option(min=0, help="Seconds without a federator; for ever if not given.")
+        float | None,
+        typer.Option(min=0, help="Seconds to look for a federator before giving up. \\[default: for ever]"),
     ] = None,
-    attack: Annotated[str | None, typer.Option(help="Lie: sf, random, nan, stale, equivocate or flood.")] = None,
+    attack: Annotated[
+        str | None, typer.Option(help="For tests, behave as a liar: sf, random, nan, stale, equivocate or flood.")
+    ] = None,
 ) -> None:
-    """Join a federation: train on your data, send a few numbers a round, end with the model of all."""
+    """Join a federation: train on your data, send a few numbers per round, end with the common model."""
     if not is_loopback(address) and tls is None and not insecure:
         raise InvalidConfig(f"{address!r} is another machine: give --tls DIR (see cyber0 keys), or say --insecure")
     if name is None and tls is None:
@@ -87,7 +106,7 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
 
 
 def _greet(address: str, tls: Path) -> None:
-    """Say what is wrong with certificates: gRPC would try for ever, and not say why. Who is away may come yet."""
+    """Refuse certificates that cannot work: gRPC would try for ever and not say why. A federator may come later."""
     channel_credentials(tls)
     reason = refusal(address, tls)
     if reason is not None:

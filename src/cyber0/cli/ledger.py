@@ -26,7 +26,7 @@ ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, export 
 
 
 def _a_file(run: Path) -> Path:
-    """Send the folder of a simulated run, which other commands take, to be exported first."""
+    """Refuse the folder of a simulated run, and say how to export it."""
     if run.is_dir() and (run / "config.toml").exists():
         raise InvalidLedger(
             f"{run} is the folder of a simulated run: make a file of it by cyber0 ledger export {quote(str(run))} "
@@ -39,7 +39,7 @@ Run = Annotated[Path, typer.Argument(help="A ledger, or an exported run.", show_
 
 
 def line(console: Console, name: str, value: object) -> None:
-    """A name and a value, as they are, on one line."""
+    """Print a name and a value on one line, without markup."""
     console.print(f"{name:16} {value}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -92,12 +92,17 @@ def export(
     file: Annotated[Path, typer.Argument(help="A ledger, or the folder of a run by `cyber0 run`.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The file to write, e.g. run.cyber0.", show_default=False)],
     rounds: Annotated[
-        int | None, typer.Option("--round", min=0, help="Only so many rounds.", show_default=False)
+        int | None,
+        typer.Option("--round", min=0, help="Stop after so many rounds. \\[default: all]", show_default=False),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Of a folder: where its data are now.", show_default=False)] = None,
-    model: Annotated[str | None, typer.Option(help="Of a folder: where its model is now.", show_default=False)] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="For the folder of a run: where its data are now.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="For the folder of a run: where its model is now.", show_default=False)
+    ] = None,
 ) -> None:
-    """Write the run, without its votes, as one small file: with the base model, that is the trained model."""
+    """Write a run without its votes as one small file, which with the base model rebuilds the trained one."""
     for name, value in (("--data", data), ("--model", model)):
         if value is not None and not file.is_dir():
             raise InvalidConfig(f"{name} {value} is for the folder of a run, and {file} is none: leave it out")
@@ -114,7 +119,7 @@ def export(
 
 
 def _warn(out: Path, path: str, folder: Path | None) -> None:
-    """Say that a path goes along: what is in a run's identity is not ours to change."""
+    """Warn that the file names a path of this machine, which is part of the run's identity."""
     kept = "it is part of the run's identity, and stays"
     own = f"to leave it out, put the file beside the data, write its name alone in {folder}/config.toml, export again"
     typer.secho(f"cyber0: {out} names {path}: {kept if folder is None else own}", fg="yellow", err=True)
@@ -122,7 +127,7 @@ def _warn(out: Path, path: str, folder: Path | None) -> None:
 
 @contextmanager
 def _played(folder: Path, data: str | None, model: str | None) -> Generator[Ledger]:
-    """The run in a folder, as a ledger."""
+    """Open the run in a folder as a ledger."""
     require("torch", extra="train")
     from cyber0.simulation.export import from_folder
 
@@ -136,7 +141,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="An exported run.", show_default=False)],
     out: Annotated[Path, typer.Option("--ledger", help="The ledger to make.", show_default=False)],
 ) -> None:
-    """Make a ledger of an exported run. It can be continued; the votes of its rounds so far are not there."""
+    """Make a ledger of an exported run, to be continued; it has no votes of the rounds so far."""
     if not exports.is_export(file):
         raise InvalidExport(f"{file} is no exported run" if file.exists() else f"there is no file {file}")
     if out.exists():

@@ -25,8 +25,10 @@ Base = Annotated[
         show_default=False,
     ),
 ]
-Data = Annotated[Path | None, typer.Option(help="Of --base task: where its data are now.", show_default=False)]
-Model = Annotated[str | None, typer.Option(help="Of --base task: where its model is now.", show_default=False)]
+Data = Annotated[Path | None, typer.Option(help="With --base task: the folder of its data.", show_default=False)]
+Model = Annotated[
+    str | None, typer.Option(help="With --base task: the hub id or folder of its model.", show_default=False)
+]
 
 
 def replay(
@@ -34,9 +36,10 @@ def replay(
     base: Base,
     out: Annotated[Path, typer.Option(help="The safetensors file to write.", show_default=False)],
     rounds: Annotated[
-        int | None, typer.Option("--round", min=0, help="Only so many rounds.", show_default=False)
+        int | None,
+        typer.Option("--round", min=0, help="Stop after so many rounds. \\[default: all]", show_default=False),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")] = "auto",
     data: Data = None,
     model: Model = None,
 ) -> None:
@@ -58,7 +61,7 @@ def replay(
 
 
 def check_task_options(base: str | None, data: Path | None, model: str | None) -> None:
-    """Refuse to be told where a task's data or model are, where no task is built.
+    """Refuse --data and --model where no task is built.
 
     >>> check_task_options("model.safetensors", Path("texts"), None)
     Traceback (most recent call last):
@@ -71,7 +74,7 @@ def check_task_options(base: str | None, data: Path | None, model: str | None) -
 
 
 def begun_with(ledger: Ledger, base: str, data: Path | None, model: str | None) -> tuple[Weights, Parameters]:
-    """The weights that --base names, a file, a folder or 'task'; an error says which ones the run began with."""
+    """Return the weights that --base names; an error says which ones the run began with."""
     try:
         return base_of(ledger.identity, None if base == "task" else Path(base), data, model)
     except InvalidParameters as error:
@@ -82,7 +85,7 @@ def begun_with(ledger: Ledger, base: str, data: Path | None, model: str | None) 
 
 
 def chosen(device: str) -> str:
-    """The device that is meant; NumPy serves the CPU, so that no torch is needed."""
+    """Return the device that a name stands for; without torch, auto is the CPU, served by NumPy."""
     if device == "cpu":
         return device
     try:

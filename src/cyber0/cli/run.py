@@ -41,7 +41,7 @@ def _help(annotation: Any, description: str, default: Any) -> str:
 
 
 def _plain(annotation: Any) -> Any:
-    """int, float or str: the configuration itself checks the rest."""
+    """Return int, float or str for a field's type; the configuration itself checks the rest."""
     if annotation in (int, float, str):
         return annotation
     inner = get_args(annotation)
@@ -50,15 +50,28 @@ def _plain(annotation: Any) -> Any:
 
 @with_config_options
 def run(
-    recipe: Annotated[Path | None, typer.Argument(help="A recipe in TOML: the options below, as keys.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder for the results.", show_default=False)] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Continue the run in this folder, to the same model.", show_default=False)
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A file in TOML with the options below as keys; options go over it.")
     ] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show the configuration and stop.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A new folder for configuration, metrics, scalars and weights; else nothing is kept.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Continue the run in this folder; it ends as if it had not been stopped.", show_default=False
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the configuration as a recipe and stop.")
+    ] = False,
     **options: Any,
 ) -> None:
-    """Simulate a federation. Without options: the paper's MNIST study, without an attack."""
+    """Simulate a federation in one process. Without options: the paper's MNIST study, without an attack."""
     given = {name: value for name, value in options.items() if value is not None}
     config = _configuration(recipe, given, out, resume)
     if print_config:
@@ -80,7 +93,7 @@ def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None,
 
 
 def _resolved(config: RunConfig) -> dict[str, str]:
-    """Folders by their whole paths, so that a run can be continued from anywhere; a model may be a name on the hub."""
+    """Return folders by their whole paths, so that a run can be continued from anywhere; a hub id stays as it is."""
     folders = {"data": config.data, "model": config.model if config.model and Path(config.model).is_dir() else None}
     return {key: str(Path(folder).resolve()) for key, folder in folders.items() if folder}
 

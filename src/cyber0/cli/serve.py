@@ -28,29 +28,36 @@ __all__ = ["serve"]
 
 @with_config_options
 def serve(
-    recipe: Annotated[Path | None, typer.Argument(help="A recipe in TOML: the options of cyber0 run, as keys.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A file in TOML with the options of cyber0 run as keys; options go over it.")
+    ] = None,
     ledger: Annotated[Path, typer.Option(help="The run's ledger; one that exists is continued.")] = Path("run.ledger"),
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen at.")] = "127.0.0.1:7360",
     roster: Annotated[
         str | None,
         typer.Option(
-            help="Who may join: names with commas, or a file of names.", show_default="client-0, client-1, ..."
+            help="Who may join: names separated by commas, or a file with one name per line.",
+            show_default="client-0, client-1, ...",
         ),
     ] = None,
     tls: Annotated[Path | None, typer.Option(help="The folder made by cyber0 keys init.", show_default=False)] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS: anybody can be anybody.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen without TLS: any client could pretend to be another.")
+    ] = False,
     key: Annotated[
-        Path | None, typer.Option(help="The key that signs the ledger; that of --tls if not given.", show_default=False)
+        Path | None, typer.Option(help="The key that signs the ledger. \\[default: that of --tls]", show_default=False)
     ] = None,
-    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that a round waits for a vote.")] = 60.0,
+    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that a round waits for votes.")] = 60.0,
     linger: Annotated[float, typer.Option(min=0, help="Seconds to serve latecomers after the end.")] = 0.0,
     fingerprint_every: Annotated[
-        int, typer.Option(min=1, help="Rounds from one comparison of weights to the next.")
+        int, typer.Option(min=1, help="Rounds from one comparison of the clients' weights to the next.")
     ] = 100,
-    no_votes: Annotated[bool, typer.Option("--no-votes", help="Keep the votes' digests, not their values.")] = False,
+    no_votes: Annotated[
+        bool, typer.Option("--no-votes", help="Keep only digests of the votes in the ledger, not their values.")
+    ] = False,
     **options: Any,
 ) -> None:
-    """Serve a federation: decide each round from the clients' votes. It needs no model, no data and no torch."""
+    """Serve a federation: decide each round from the clients' votes. Needs no model, no data and no torch."""
     given = {name: value for name, value in options.items() if value is not None}
     check_listen(listen, secure=tls is not None, insecure=insecure)
     waits = {"deadline": deadline, "fingerprint_every": fingerprint_every}
@@ -63,7 +70,7 @@ def serve(
 
 
 def _setup(file: Ledger, asked: Setup | None, waits: dict[str, Any]) -> Setup:
-    """The ledger's run, which must not be contradicted; in a new ledger, the one that was asked for."""
+    """Return the run of the ledger, which the options must not contradict; in a new ledger, the one asked for."""
     if not file.founded:
         if asked is None:  # it was stopped before a majority came: what was asked for then is not known
             raise InvalidConfig("the ledger holds no run yet: give the run's options again, or remove the file")
@@ -88,7 +95,7 @@ def _asked(
 
 
 def names_of(roster: str) -> tuple[str, ...]:
-    """The names of a roster: with commas, or one to a line in a file.
+    """Return the names of a roster: separated by commas, or one per line in a file.
 
     >>> names_of("alice,bob")
     ('alice', 'bob')
@@ -99,7 +106,7 @@ def names_of(roster: str) -> tuple[str, ...]:
 
 
 def check_listen(address: str, *, secure: bool, insecure: bool) -> None:
-    """Refuse to listen without TLS where others than this machine can reach it, unless told so.
+    """Refuse to listen without TLS where other machines can connect, unless that is asked for.
 
     >>> check_listen("0.0.0.0:7360", secure=False, insecure=False)
     Traceback (most recent call last):
@@ -114,7 +121,7 @@ keys), or say --insecure
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine is meant.
+    """Return whether an address is one of this machine only.
 
     >>> is_loopback("localhost:7360"), is_loopback("[::1]:7360"), is_loopback("192.0.2.7:7360")
     (True, True, False)

@@ -31,25 +31,27 @@ def study(
         str, typer.Argument(help=f"A study that comes with cyber0 ({', '.join(shipped())}), or a file in TOML.")
     ],
     out: Annotated[Path | None, typer.Option(help="The folder of the results. \\[default: studies/RECIPE]")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; the recipe says, unless given.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The folder of the data files.")] = None,
-    model: Annotated[str | None, typer.Option(help="The folder, or hub id, of the recipe's language model.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
-    engine: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="How many processes; one for each core, unless given.")
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. \\[default: as in the recipe]")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of the data files, if they are not where runs look for them.")
     ] = None,
+    model: Annotated[str | None, typer.Option(help="The folder, or hub id, of the recipe's language model.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ... \\[default: as in the recipe]")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
+    jobs: Annotated[int | None, typer.Option(min=1, help="How many processes. \\[default: one for each core]")] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a key of the recipe's base, e.g. --set rounds=50. Repeatable."),
+        typer.Option("--set", help="Change a key of all runs, e.g. --set rounds=50; may be repeated."),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Play only cells with this label now, e.g. --only attack=ALIE. Repeatable."),
+        typer.Option(help="Play only the cells with this label, e.g. --only attack=ALIE; may be repeated."),
     ] = None,
     show: Annotated[bool, typer.Option("--print-recipe", help="Show the recipe and stop.")] = False,
 ) -> None:
-    """Play a study and write its report. A study that was stopped goes on where it was: give the same command."""
+    """Play a grid of runs over several seeds and write its report. After a stop, the same command continues it."""
     chosen = _changed(get_recipe(recipe), seeds, change or [])
     if show:
         typer.echo(chosen.to_toml(), nl=False)
@@ -76,7 +78,7 @@ def study(
 
 
 def _here(data: Path | None, model: str | None, device: str | None) -> dict[str, Any]:
-    """What is of this machine, as keys of a run; folders by their whole paths."""
+    """Return the keys of a run that belong to this machine, with whole paths of folders."""
     if data is not None and not data.is_dir():
         raise InvalidConfig(f"--data {data}: there is no such folder")
     folder = str(Path(model).resolve()) if model and Path(model).is_dir() else model
@@ -124,7 +126,7 @@ def _check_change(recipe: Recipe, text: str, key: str) -> None:
 
 
 def _only(texts: list[str]) -> dict[str, list[str]]:
-    """The labels of each axis that was named."""
+    """Return the labels that --only names, by axis."""
     found: dict[str, list[str]] = {}
     for text in texts:
         axis, equals, label = (part.strip() for part in text.partition("="))
@@ -135,7 +137,7 @@ def _only(texts: list[str]) -> dict[str, list[str]]:
 
 
 def _value(text: str) -> Any:
-    """A value as TOML writes it; a word needs no quotes."""
+    """Return a value as TOML reads it; a word needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -157,7 +159,7 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
 
 
 def _say_failures(console: Console, failures: "list[Failure]") -> None:
-    """Say why runs failed: each reason once, with the first run that met it."""
+    """Print why runs failed: each reason once, with the first run that failed for it."""
     reasons: dict[str, list[Failure]] = {}
     for failure in failures:
         reasons.setdefault(failure.message, []).append(failure)
@@ -260,7 +262,7 @@ class _Display:
 
 
 def _show(console: Console, results: "Results") -> None:
-    """The table on the terminal: means in percent, the paper's in parentheses, the worst of each row in bold."""
+    """Print the table: means in percent, the paper's in parentheses, the worst of each row in bold."""
     from cyber0.study.statistics import agreement, measure
     from cyber0.study.tables import grid
 

@@ -50,7 +50,7 @@ def theory(
     ] = 1.0,
     numerical: Annotated[float, typer.Option(help="The numerical constant varphi; the paper gives it no value.")] = 1.0,
 ) -> None:
-    """Evaluate the paper's theorems. By default: its MNIST study, with the constants nobody knows set to 1."""
+    """Evaluate the paper's theorems; by default for its MNIST study, with its unknown constants set to 1."""
     console = Console()
     run: dict[str, Any] = {"rounds": rounds, "local_epochs": local_epochs, "delta": delta}
     constants = Constants(
@@ -131,7 +131,7 @@ def _robustness(console: Console, n: int, byzantine: int) -> None:
 
 
 def _measurable(n: int, byzantine: int) -> tuple[int, int]:
-    """The pair itself if it is small, otherwise the largest small one of the nearest ratio; a liar stays a liar."""
+    """Return the pair if it is small, otherwise the largest small pair of the nearest ratio; it keeps a liar."""
     if n <= MEASURABLE:
         return n, byzantine
     pairs = [(m, b) for m in range(3, MEASURABLE + 1) for b in range(min(byzantine, 1), (m + 1) // 2)]
@@ -151,7 +151,7 @@ def _measured(console: Console, n: int, byzantine: int) -> dict[str, float | Non
 
 
 def _order(kappa: float | None) -> tuple[bool, float]:
-    """What could not be measured comes last."""
+    """Return a sort key by which what could not be measured comes last."""
     return kappa is None, kappa or 0.0
 
 

@@ -24,16 +24,25 @@ def verify(
     run: Run,
     base: Annotated[
         str | None,
-        typer.Option(help="The base weights, or 'task': also rebuild the model, and compare its fingerprint."),
+        typer.Option(help="The weights it began with, or 'task': also rebuild the model and compare its fingerprint."),
     ] = None,
-    head: Annotated[str | None, typer.Option(help="A hash that you know to be in its chain, in hexadecimal.")] = None,
-    signer: Annotated[Path | None, typer.Option(help="The federator's certificate or public key, in PEM.")] = None,
-    own_rule: Annotated[bool, typer.Option("--own-rule", help="Run a rule that is code of yours.")] = False,
+    head: Annotated[
+        str | None, typer.Option(help="A hash you know of its chain, in hexadecimal: check that it is there.")
+    ] = None,
+    signer: Annotated[
+        Path | None, typer.Option(help="The federator's certificate or public key (PEM): check the signatures.")
+    ] = None,
+    own_rule: Annotated[
+        bool,
+        typer.Option(
+            "--own-rule", help="Allow a rule given as package.module:object to be imported: only if that code is yours."
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="Where --base rebuilds: auto, cpu, cuda, ...")] = "auto",
     data: Data = None,
     model: Model = None,
 ) -> None:
-    """Check the chain, every aggregate, the seals; against a known head, a signer, the base where they are given."""
+    """Check a run's record: its chain of hashes, every aggregate from its votes, its signatures, its final model."""
     check_task_options(base, data, model)
     console = Console()
     key = None if signer is None else public_key(signer)

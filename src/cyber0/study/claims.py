@@ -1,4 +1,4 @@
-"""What a paper claims in words, tested on the numbers of a study; and on the paper's own.
+"""Claims that a paper makes in words, tested on the numbers of a study and on the paper's own.
 
 Each claim is a function of the cells' means. It judges means alone: a margin smaller than the spread over seeds may
 turn with other seeds.
@@ -26,10 +26,9 @@ Comparison = tuple[str, float | None, float | None]  # its name, what should be 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a claim is judged by: the mean of each cell in percent, and the bytes of a client up and down, by algorithm.
+    """The numbers a claim is judged by.
 
-    >>> Evidence({("cyber0", "Krum", "SF"): 44.1}).means["cyber0", "Krum", "SF"]
-    44.1
+    `means` has the mean of each cell in percent, `bytes` what a client sends and receives, by algorithm.
     """
 
     means: Mapping[Point, float]
@@ -38,7 +37,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether a claim holds (None: the numbers cannot say), and the numbers that say so.
+    """Whether a claim holds (None: the numbers do not decide it), and a sentence with these numbers.
 
     >>> Outcome(None, "no runs yet").word
     'cannot say'
@@ -49,7 +48,7 @@ class Outcome:
 
     @property
     def word(self) -> str:
-        """The verdict in a word or two."""
+        """Return whether it holds, in a word or two."""
         return {True: "holds", False: "does not hold", None: "cannot say"}[self.holds]
 
 
@@ -67,11 +66,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A claim's outcome on our numbers, and on the paper's own.
-
-    >>> Verdict("It works.", Outcome(True, "91 against 90"), Outcome(None, "not published")).ours.holds
-    True
-    """
+    """A claim's outcome on our numbers, and on the paper's own."""
 
     text: str
     ours: Outcome
@@ -79,7 +74,7 @@ class Verdict:
 
 
 def judge(recipe: Recipe, cells: Sequence[Measured]) -> list[Verdict]:
-    """Every claim that the recipe names, on our numbers and on the paper's.
+    """Return the verdict on every claim of the set that the recipe names.
 
     >>> from cyber0.study.recipe import get_recipe
     >>> recipe = get_recipe("table1")
@@ -95,7 +90,7 @@ def judge(recipe: Recipe, cells: Sequence[Measured]) -> list[Verdict]:
 
 
 def check_claims(name: str | None) -> None:
-    """Refuse the name of a set of claims that there is none of.
+    """Refuse an unknown name of a set of claims.
 
     >>> check_claims("tabel1")
     Traceback (most recent call last):
@@ -125,7 +120,7 @@ def _point(labels: Mapping[str, str]) -> Point:
 
 
 def _worst(means: Mapping[Point, float], algorithm: str, rule: str) -> float | None:
-    """The least mean over the attacks; None until every attack has been run."""
+    """Return the least mean over the attacks; None until every attack has been run."""
     attacks = (*ATTACKS, *NNM_ATTACKS) if rule.startswith("NNM+") else ATTACKS
     found = [means[algorithm, rule, attack] for attack in attacks if (algorithm, rule, attack) in means]
     return min(found) if len(found) == len(attacks) else None
@@ -179,7 +174,7 @@ def _hundred_times_less(evidence: Evidence) -> Outcome:
 
 
 def _every(compared: Sequence[Comparison], word: str) -> Outcome:
-    """Whether the first number is above the second in every comparison; one that is not decides."""
+    """Return whether the first number is above the second in every comparison."""
     known = [(name, high, low) for name, high, low in compared if high is not None and low is not None]
     against = [f"{name} ({high:.1f} {word} {low:.1f})" for name, high, low in known if high <= low]
     held = f"It is so in {len(known) - len(against)} of {len(compared)} comparisons"

@@ -1,8 +1,9 @@
 """Where the batches of a study are played: on processes of this machine, or on a Ray cluster.
 
-An engine takes the batches and gives back, as each ends, its number and its outcomes; `told(number, round)` hears of
-progress. A process that dies takes none of the others with it: what it was playing is tried once more. Processes of
-this machine leave runs they play alone in the folder `unfinished`, to go on with; none of them outlives the study.
+An engine takes batches and yields the number and the outcomes of each as it ends; it calls `progress(number, round)`
+meanwhile. A process that dies takes none of the others with it: what it was playing is tried once more. Processes of
+this machine keep each run that they play alone in the folder `unfinished`, from where it can go on. No process outlives
+the study.
 """
 
 import os
@@ -24,19 +25,19 @@ from cyber0.threads import cores
 
 __all__ = ["ENGINES", "local", "on_ray"]
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 Played = Iterator[tuple[int, list[Outcome]]]
 
 TRIES = 2
 PATIENCE = 0.2  # seconds between two looks at the progress
 
 
-def local(batches: list[Batch], workers: int, told: Told, unfinished: Path) -> Played:
-    """On `workers` processes of this machine."""
+def local(batches: list[Batch], workers: int, progress: OnProgress, unfinished: Path) -> Played:
+    """Play batches on `workers` processes of this machine."""
     left, begun = dict(enumerate(batches)), Counter[int]()
     while left:
         lost: set[int] = set()
-        for number, outcomes in _pooled(left, workers, begun, told, unfinished):
+        for number, outcomes in _pooled(left, workers, begun, progress, unfinished):
             if outcomes is None:
                 lost.add(number)
                 continue
@@ -48,9 +49,9 @@ def local(batches: list[Batch], workers: int, told: Told, unfinished: Path) -> P
 
 
 def _pooled(
-    batches: dict[int, Batch], workers: int, begun: Counter[int], told: Told, unfinished: Path
+    batches: dict[int, Batch], workers: int, begun: Counter[int], progress: OnProgress, unfinished: Path
 ) -> Iterator[tuple[int, list[Outcome] | None]]:
-    """Play batches on a pool of processes; None for one that was lost with the pool."""
+    """Play batches on a pool of processes; yield None for one whose process died."""
     context = get_context("spawn")
     manager = SyncManager(ctx=context)
     manager.start(_end_with_study)
@@ -64,11 +65,11 @@ def _pooled(
             pending: set[Future[list[Outcome]]] = set(futures)
             while pending:
                 done, pending = wait(pending, PATIENCE, FIRST_COMPLETED)
-                _pass_on(news, begun, told)
+                _report_progress(news, begun, progress)
                 for future in done:
                     lost = isinstance(future.exception(), BrokenProcessPool)
                     yield futures[future], None if lost else future.result()
-        except BaseException:  # stopped: what is still playing is of no use to anybody
+        except BaseException:  # stopped: nobody waits for the others
             for process in set(active_children()) - ours:
                 process.terminate()
             raise
@@ -76,7 +77,7 @@ def _pooled(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _pass_on(news: Any, begun: Counter[int], told: Told) -> None:
+def _report_progress(news: Any, begun: Counter[int], progress: OnProgress) -> None:
     while True:
         try:
             number, round_ = news.get_nowait()
@@ -84,11 +85,11 @@ def _pass_on(news: Any, begun: Counter[int], told: Told) -> None:
             return
         if round_ < 0:
             begun[number] += 1
-        told(number, max(round_, 0))
+        progress(number, max(round_, 0))
 
 
 def _prepare(threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the business of the process that started us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles Ctrl-C
     _end_with_study()
     require("torch", extra="train").set_num_threads(threads)
 
@@ -108,8 +109,8 @@ def _work(number: int, batch: Batch, news: Any, unfinished: Path) -> list[Outcom
     return play(batch, lambda round_: news.put((number, round_ + 1)) if round_ % 10 == 9 else None, unfinished)
 
 
-def on_ray(batches: list[Batch], workers: int, told: Told, unfinished: Path) -> Played:  # noqa: ARG001
-    """On a Ray cluster: the one that RAY_ADDRESS names, or one that is started on this machine for the study."""
+def on_ray(batches: list[Batch], workers: int, progress: OnProgress, unfinished: Path) -> Played:  # noqa: ARG001
+    """Play batches on the Ray cluster that RAY_ADDRESS names, or on one started on this machine for the study."""
     ray = require("ray", extra="ray")
     started = not ray.is_initialized()
     if started:
@@ -123,7 +124,7 @@ def on_ray(batches: list[Batch], workers: int, told: Told, unfinished: Path) -> 
         while pending:
             done, _ = ray.wait(list(pending), num_returns=1)
             number = pending.pop(done[0])
-            told(number, batches[number][0].config.rounds)
+            progress(number, batches[number][0].config.rounds)
             yield number, _fetched(ray, done[0], batches[number])
     finally:
         if started:
@@ -142,4 +143,4 @@ def _fetched(ray: Any, reference: Any, batch: Batch) -> list[Outcome]:
         return [Outcome(job, [], f"Ray could not play it: {error}") for job in batch]
 
 
-ENGINES: dict[str, Callable[[list[Batch], int, Told, Path], Played]] = {"local": local, "ray": on_ray}
+ENGINES: dict[str, Callable[[list[Batch], int, OnProgress, Path], Played]] = {"local": local, "ray": on_ray}

@@ -31,7 +31,7 @@ ELSEWHERE = {"data", "device"}  # of a machine, not of a study
 
 
 class StudyFolder:
-    """A study's folder, held by one process at a time.
+    """The folder of a study, which one process at a time works in.
 
     >>> from tempfile import mkdtemp
     >>> recipe = Recipe.of({"axes": {"rule": ["mean"]}})
@@ -79,9 +79,9 @@ class StudyFolder:
         return path / "runs" / f"{job.name}.json"
 
     def keep(self, outcome: Outcome) -> None:
-        """Write down what became of a run; one that failed is tried again next time, from its last evaluation.
+        """Write down the outcome of a run. One that failed is tried again next time, from its last evaluation.
 
-        Where it has rules or the like of the user's own it begins anew: they may be mended by then.
+        If it uses code of the user's, it begins anew, since that code may have changed by then.
         """
         job, failed = outcome.job, self._file(outcome.job).with_suffix(".failed")
         if outcome.error is not None:
@@ -92,19 +92,19 @@ class StudyFolder:
             return
         if self.recipe.keep and outcome.history is not None:
             self._export(job, outcome.history)
-        *lines, summary = (self._anywhere(line, job) for line in outcome.lines)
+        *lines, summary = (self._portable(line, job) for line in outcome.lines)
         kept = {"labels": job.labels, "config": self._config(job), "lines": lines, "summary": summary}
         write_atomically(self._file(job), json.dumps(kept, allow_nan=False))
         failed.unlink(missing_ok=True)
         self._forget(job)
 
     def log(self, line: dict[str, Any]) -> None:
-        """Say that the study was worked on."""
+        """Add a line to the log of when the study was worked on."""
         with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def results(self, jobs: list[Job]) -> Results:
-        """What these runs have measured, as far as they have ended."""
+        """Return what those of the runs that have ended have measured."""
         rows: list[dict[str, Any]] = []
         failures: list[Failure] = []
         about: dict[str, Any] = {}
@@ -136,19 +136,19 @@ class StudyFolder:
         return {**_shared(job.config), "model": self._model(job)}
 
     def _model(self, job: Job) -> str | None:
-        """What the recipe calls the model, which may lie in a folder of this machine."""
+        """Return the recipe's name of the model, which may lie in a folder of this machine."""
         model = job.config.model
         if model is None or not Path(model).is_absolute():
             return model
         return str(self.recipe.base.get("model", Path(model).name))
 
-    def _anywhere(self, line: dict[str, Any], job: Job) -> dict[str, Any]:
-        """A line that says where its data come from, but not in which folders of this machine."""
+    def _portable(self, line: dict[str, Any], job: Job) -> dict[str, Any]:
+        """Return an evaluation without the names of folders of this machine."""
         if "data" not in line:
             return line
         data, model = job.config.data, job.config.model
-        told = line["data"].replace(data, "DIR") if data else line["data"]
-        return {**line, "data": told.replace(model, self._model(job)) if model else told}
+        source = line["data"].replace(data, "DIR") if data else line["data"]
+        return {**line, "data": source.replace(model, self._model(job)) if model else source}
 
     def _claim(self, jobs: Sequence[Job]) -> None:
         """Make the folder this study's. Runs that have ended there must be runs of this study, too.

@@ -1,4 +1,4 @@
-"""What a study is: a base configuration, axes over it, exclusions; and how its results are shown. In TOML.
+"""The recipe of a study in TOML: a base configuration, axes over it, exclusions, and how results are shown.
 
 title = "Two rules under two attacks"
 seeds = 3
@@ -47,20 +47,16 @@ class Cell(BaseModel):
 
     @property
     def name(self) -> str:
-        """Its labels in a row."""
+        """Return its labels, separated by commas."""
         return ", ".join(self.labels.values())
 
     def config(self, seed: int) -> RunConfig:
-        """The configuration of one of its runs."""
+        """Return the configuration of its run with a seed."""
         return merged(self.values, {"seed": seed})
 
 
 class Table(BaseModel):
-    """Which axes go down and which go across.
-
-    >>> Table(rows=["algorithm", "rule"], columns=["attack"]).columns
-    ['attack']
-    """
+    """Which axes are the rows of the table and which its columns."""
 
     model_config = STRICT
     rows: list[str]
@@ -71,9 +67,6 @@ class Figure(BaseModel):
     """Curves of the mean over seeds: a line for each set of labels on the axes `line`, a panel for each on `panel`.
 
     `where` keeps cells with these labels. `worst` names an axis: the least mean over it, at each evaluation.
-
-    >>> Figure(name="attacks", title="Every attack", line=["attack"], where={"rule": "CWTM"}).x
-    'round'
     """
 
     model_config = STRICT
@@ -87,7 +80,7 @@ class Figure(BaseModel):
 
 
 class Recipe(BaseModel):
-    """A study as it is written down.
+    """The recipe of a study.
 
     >>> recipe = Recipe.of({"base": {"rounds": 2}, "axes": {"rule": ["mean", "cwtm"], "speed": {"fast": {"lr": 0.1}}}})
     >>> [cell.name for cell in recipe.cells()]
@@ -116,7 +109,7 @@ class Recipe(BaseModel):
 
     @classmethod
     def of(cls, keys: dict[str, Any]) -> "Recipe":
-        """A recipe of the keys of its file; every problem with it is named in one error.
+        """Return the recipe with the keys of a file; an error says what is wrong with them.
 
         >>> Recipe.of({"axes": {"ruel": ["mean"]}})
         Traceback (most recent call last):
@@ -165,14 +158,14 @@ class Recipe(BaseModel):
         return self
 
     def cells(self) -> list[Cell]:
-        """The points of the grid that are not excluded, in the order of the axes, and those beside it."""
+        """Return the cells of the grid that are not excluded, in the order of the axes, and those beside it."""
         points = product(*(_points(axis, given) for axis, given in self.axes.items()))
         grid = [_cell(self.base, self.axes, point) for point in points]
         beside = [Cell(labels=cell.labels, values=self.base | cell.values) for cell in self.also]
         return [cell for cell in grid if not any(_fits(cell.labels, p) for p in self.exclude)] + beside
 
     def chosen(self, pattern: Pattern) -> list[Cell]:
-        """The cells that have these labels.
+        """Return the cells that have these labels.
 
         >>> recipe = Recipe.of({"axes": {"rule": ["mean", "cwtm"], "directions": [2, 4]}})
         >>> [cell.name for cell in recipe.chosen({"rule": "cwtm"})]
@@ -182,11 +175,11 @@ class Recipe(BaseModel):
         return [cell for cell in self.cells() if _fits(cell.labels, pattern)]
 
     def labels(self, axis: str) -> list[str]:
-        """The labels of an axis, in order; those of cells beside the grid last."""
+        """Return the labels of an axis, in order; those of cells beside the grid last."""
         return list(dict.fromkeys(cell.labels[axis] for cell in self.cells()))
 
     def axis_of(self, key: str) -> str | None:
-        """The axis that sets a key of a run in all its labels, so that the base has no say; None where there is none.
+        """Return the axis that sets a key in all its labels, so that the base's is never used; None without one.
 
         >>> recipe = Recipe.of({"axes": {"rule": ["mean"], "who": {"all": {"dropout": 0.0}, "some": {"dropout": 0.5}}}})
         >>> recipe.axis_of("rule"), recipe.axis_of("dropout"), recipe.axis_of("lr")
@@ -196,14 +189,14 @@ class Recipe(BaseModel):
         return next((axis for axis, labels in points.items() if all(key in values for _, values in labels)), None)
 
     def published(self, labels: Labels) -> tuple[float, float] | None:
-        """The published mean and s.d. of a cell, in percent, if there is one."""
+        """Return the published mean and s.d. of a cell, in percent, if there are any."""
         if self.table is None:
             return None
         row, column = (", ".join(labels[axis] for axis in axes) for axes in (self.table.rows, self.table.columns))
         return self.paper.get(row, {}).get(column)
 
     def to_toml(self) -> str:
-        """The recipe as a file that makes the same study."""
+        """Return the recipe as a file that makes the same study."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_defaults=True))
 
     def _axes_named(self) -> list[str]:
@@ -224,7 +217,7 @@ class Recipe(BaseModel):
 
 
 def shipped() -> dict[str, Path]:
-    """The recipes that come with the package, by name.
+    """Return the files of the recipes that come with the package, by name.
 
     >>> "table1" in shipped()
     True
@@ -234,7 +227,7 @@ def shipped() -> dict[str, Path]:
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe of a name, or of a file.
+    """Return the recipe of a name, or in a file.
 
     >>> get_recipe("table1").table.columns
     ['attack']
@@ -246,7 +239,7 @@ def get_recipe(name: str) -> Recipe:
 
 
 def _keys(name: str, heirs: tuple[str, ...]) -> dict[str, Any]:
-    """The keys of a recipe, over those of the one it extends: `base` and `axes` key by key, others whole."""
+    """Return the keys of a recipe over those of the one it extends: `base` and `axes` key by key, others whole."""
     known = shipped()
     if name not in known and not name.endswith(".toml") and not Path(name).exists():
         raise UnknownName("study", name, [*known, "(a file).toml"])
@@ -264,7 +257,7 @@ def _keys(name: str, heirs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _points(axis: str, given: list[Any] | dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Each label of an axis, and the keys it sets."""
+    """Return each label of an axis and the keys it sets."""
     labelled: dict[str, Any] = given if isinstance(given, dict) else {str(value): value for value in given}
     keys: dict[str, dict[str, Any]] = {
         label: value if isinstance(value, dict) else {axis: value} for label, value in labelled.items()

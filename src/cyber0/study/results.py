@@ -10,11 +10,7 @@ __all__ = ["Failure", "Results"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that did not end well.
-
-    >>> Failure({"rule": "krum"}, 0, "out of memory").message
-    'out of memory'
-    """
+    """A run that failed, with its error in a sentence and where it came from."""
 
     labels: Labels
     seed: int
@@ -24,7 +20,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that a report is made of.
+    """What a report is made of.
 
     `frame`, of pandas, has a row for each run and evaluation: a column of labels for each axis, then seed, round,
     accuracy (0 to 1), loss, scalars_up_per_client, scalars_down_per_client, bytes_up_per_client,

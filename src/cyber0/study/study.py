@@ -25,10 +25,10 @@ __all__ = ["Watch", "jobs_of", "study"]
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a display hears of: the batches to be played and how many runs are done already; progress; what ends.
+    """Functions that are called as a study is played, to show it.
 
-    >>> Watch(begin=lambda batches, done: print(len(batches), "batches to play")).begin([], 0)
-    0 batches to play
+    `begin` gets the batches to play and how many runs are done already, `progress` the number of a batch and how many
+    of its rounds are done, `end` the number of a batch and its outcomes.
     """
 
     begin: Callable[[list[Batch], int], None] = lambda _batches, _done: None

@@ -36,7 +36,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What its file is called."""
+        """Return the name of its file."""
         words = [re.sub(r"[^\w.+=-]+", "-", label) for label in self.labels.values()]
         return "_".join([*words, f"seed{self.config.seed}"])
 
@@ -46,10 +46,9 @@ Batch = list[Job]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run: its evaluations, then its summary, and the run itself, unless it is FedAvg's; or an error.
+    """What came of a run: its evaluations and its summary in `lines`, or an error.
 
-    >>> Outcome(Job({"rule": "krum"}, RunConfig()), [], "out of memory").error
-    'out of memory'
+    `history` is the run to export; a run of FedAvg has none.
     """
 
     job: Job
@@ -87,7 +86,7 @@ def jobs_of(recipe: Recipe, options: dict[str, Any]) -> list[Job]:
 
 
 def batches(jobs: Sequence[Job], workers: int = 1) -> list[Batch]:
-    """Runs of one shape in batches: on a GPU up to 30, fewer if `workers` would wait; on a CPU, where none pays, 1.
+    """Return batches of runs of one shape: up to 30 on a GPU, fewer if a worker would have none; single runs on a CPU.
 
     >>> jobs = [Job({"rule": "mean"}, RunConfig(seed=seed, device="cpu")) for seed in range(5)]
     >>> [len(batch) for batch in batches(jobs)]
@@ -107,7 +106,7 @@ def batches(jobs: Sequence[Job], workers: int = 1) -> list[Batch]:
 
 
 def workers_for(jobs: Sequence[Job]) -> int:
-    """How many processes to play runs on: as many as there are cores; not too many to share a GPU.
+    """Return how many processes to play runs on: one for each core, and at most eight that share a GPU.
 
     >>> workers_for([Job({}, RunConfig(device="cpu"))]) == cores()
     True
@@ -116,7 +115,7 @@ def workers_for(jobs: Sequence[Job]) -> int:
 
 
 def on_cuda(device: str) -> bool:
-    """Whether a run with this `device` plays on a GPU.
+    """Return whether a run with this `device` is played on a GPU.
 
     >>> on_cuda("cpu")
     False
