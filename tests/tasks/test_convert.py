@@ -1,5 +1,7 @@
 """Models, data, losses and metrics of users: taken as they are, or refused in a sentence that names them."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
+from typer.testing import CliRunner
 
+from cyber0.cli import app
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidAttack, InvalidData, InvalidUserCode
 from cyber0.parameters import Parameters
@@ -383,3 +387,16 @@ def test_losses_of_a_task_are_one_for_each_sample():
     task = Task("mine", Dataset(X, Y, X, Y, classes=3, source="mine"), lambda _: Net(), losses)
     with pytest.raises(InvalidUserCode, match=r"losses .*losses gave a single number for 4 samples: it must give one"):
         build_model(task, 0)
+
+
+def regression(_directory, _source):
+    return task_of(nn.Linear(4, 1), REGRESSION, REGRESSION, loss=functional.mse_loss, metrics={"zero": lambda *_: 0})
+
+
+def test_a_regression_by_the_command_line(tmp_path):
+    options = ["--task", f"{__name__}:regression", *["--clients", "4", "--byzantine", "1", "--rounds", "2"]]
+    done = CliRunner().invoke(app, ["run", *options, "--out", str(tmp_path / "run")], catch_exceptions=False)
+    assert done.exit_code == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["metrics"] for line in lines] == [{"zero": 0.0}] * len(lines)
+    assert all(line["accuracy"] is None and line["loss"] > 0 for line in lines)

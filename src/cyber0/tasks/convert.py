@@ -67,7 +67,7 @@ def task_of(
     trained, shares = _per_client(train) if isinstance(train, list) else (_pair(train, "train"), None)
     tested = _pair(test, "test")
     _check_alike(trained, tested, ("train", "test"))
-    names = None if classes is None or isinstance(classes, int) else [str(each) for each in classes]
+    names = None if classes is None or isinstance(classes, int | np.integer) else [str(each) for each in classes]
     known = _classes(trained[1], tested[1], loss, len(names) if names else classes)
     dataset = Dataset(*trained, *tested, classes=known, source="data given in Python", shares=shares)
     refuse_not_finite(dataset.train_inputs, "train inputs")
@@ -102,15 +102,11 @@ def _classes(trained: Array, tested: Array, loss: Loss | None, classes: Any) -> 
 
 def _builder(model: nn.Module | Callable[..., nn.Module]) -> Callable[[int], nn.Module]:
     """Return a function of the seed that builds the user's model."""
-    if isinstance(model, nn.Module):
-        return lambda _: _copied(model)
-    if not callable(model):
-        raise InvalidUserCode(f"model = {model!r}: give a torch.nn.Module, or a class or function that returns one")
-    takes_seed = _takes_seed(model)
+    construct = _constructor(model)
 
     def build(seed: int) -> nn.Module:
         with calling("model", model):
-            built = takes_seed(seed) if takes_seed else model()
+            built = construct(seed)
         if not isinstance(built, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidUserCode(
                 f"model {label_of(model)} returned {type(built).__name__}: it must return a torch.nn.Module"
@@ -120,23 +116,22 @@ def _builder(model: nn.Module | Callable[..., nn.Module]) -> Callable[[int], nn.
     return build
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    with calling("model", model):
-        return deepcopy(model)
-
-
-def _takes_seed(model: Callable[..., nn.Module]) -> Callable[[int], nn.Module] | None:
-    """Return how a model is built with a seed; None where it takes none. Any other argument is refused."""
+def _constructor(model: nn.Module | Callable[..., nn.Module]) -> Callable[[int], nn.Module]:
+    """Return how a new model is had of a seed: by a copy, or by a call with the seed if it is asked for."""
+    if isinstance(model, nn.Module):
+        return lambda _: deepcopy(model)
+    if not callable(model):
+        raise InvalidUserCode(f"model = {model!r}: give a torch.nn.Module, or a class or function that returns one")
     try:
         parameters = signature(model).parameters
-    except (TypeError, ValueError):
-        return None
+    except (TypeError, ValueError):  # written in C, without a signature
+        return lambda _: model()
     needed = [p.name for p in parameters.values() if p.default is Parameter.empty and p.kind in REQUIRED]
     if "seed" in parameters and needed in ([], ["seed"]):
         by_place = parameters["seed"].kind is Parameter.POSITIONAL_ONLY
         return model if by_place else lambda seed: model(seed=seed)
     if not needed:
-        return None
+        return lambda _: model()
     if len(needed) == 1 and not isclass(model) and parameters[needed[0]].kind is not Parameter.KEYWORD_ONLY:
         return model
     raise InvalidUserCode(

@@ -43,10 +43,11 @@ class OutputLoss:
 
     def of(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the loss of each sample, [samples], from outputs that are known."""
-        with calling("loss", self.given or self.loss):
+        named = self.loss if self.given is None else self.given
+        with calling("loss", named):
             values: Any = self.loss(outputs, targets)
         if not isinstance(values, Tensor) or values.ndim == 0 or len(values) != len(targets):
-            raise InvalidUserCode(f"loss {label_of(self.given or self.loss)} {not_per_sample(values, len(targets))}")
+            raise InvalidUserCode(f"loss {label_of(named)} {not_per_sample(values, len(targets))}")
         return values if values.ndim == 1 else values.flatten(1).mean(1)
 
 

@@ -137,14 +137,12 @@ def of_module(module: nn.Module, tokens: int = 0, **options: Any) -> Need:
     width = model.numbers_per_token() if issubclass(type(model), TokenModel) else 0
     found: dict[str, Any] = {"frozen": frozen, "activations": tokens * width}
     try:
-        found["block"] = max((trained(each) + _largest(each) for each in blocks(handlers(module))), default=0)
+        found["block"] = max(
+            (trained(each) + max(p.numel() for p in each.parameters()) for each in blocks(handlers(module))), default=0
+        )
     except InvalidEstimate:
         options["engine"] = "plain"
     return needed(trained(module), max(matrices, default=0), **found | options)
-
-
-def _largest(module: nn.Module) -> int:
-    return max(parameter.numel() for parameter in module.parameters())
 
 
 def of_run(

@@ -53,7 +53,9 @@ class Classifier(nn.Module):
         self.__dict__["top_name"] = None
         if head.kind == "pooled":
             self.classifier = classifier or _zeros(whole.config.hidden_size, head.classes)
-            _freeze(whole, "pooler.")
+            for name, parameter in whole.named_parameters():
+                if name.startswith("pooler."):  # no score depends on it
+                    parameter.requires_grad_(False)
         else:
             self.__dict__["top_name"] = _top_name(whole)
             self._prove()
@@ -150,10 +152,3 @@ def _zeros(inputs: int, classes: int) -> nn.Linear:
         for parameter in layer.parameters():
             parameter.zero_()
     return layer
-
-
-def _freeze(whole: Any, prefix: str) -> None:
-    """Freeze the parameters under a prefix, which no score depends on."""
-    for name, parameter in whole.named_parameters():
-        if name.startswith(prefix):
-            parameter.requires_grad_(False)

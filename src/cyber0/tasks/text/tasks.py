@@ -144,7 +144,8 @@ def text_classification(
     if not folder.is_dir():
         raise InvalidData(f"there is no folder {folder}")
     form = prompts.load(prompt, folder)
-    form = form.model_copy(update={"data": form.data.model_copy(update=_given(train=train, test=test))})
+    named = {part: file for part, file in (("train", train), ("test", test)) if file is not None}
+    form = form.model_copy(update={"data": form.data.model_copy(update=named)})
     if dataset is not None:
         dataset = str(folder / dataset) if (folder / dataset).is_dir() else dataset
         train_rows, test_rows = hub.read(dataset, form, _columns(form))
@@ -152,10 +153,6 @@ def text_classification(
         train_rows, test_rows = _files(folder, form)
     parts = (train_rows, test_rows) if test_rows else rows.split(train_rows, known.holdout, known.seed)
     return assemble("text-classification", form, *parts, str(model), known, dataset or str(folder))
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _files(folder: Path, prompt: Prompt) -> tuple[Rows, Rows | None]:
