@@ -17,9 +17,10 @@ __all__ = ["Commit"]
 class Commit:
     """The step `w <- w - lr * sum over l, then r, of scalars[l][r] z(seed, round, epochs[l], r)`.
 
-    `scalars` has a row for each set of directions, a column for each direction; it is kept in float32, as it travels.
-    `epochs` says whose directions each row weighs; by default the local epochs 0, 1, ... in order. `coefficients` is
-    what each direction is multiplied with: learning rate times scalar in float64, rounded once to float32.
+    `scalars` has a row for each set of directions and a column for each direction. It is kept in float32, the type it
+    is sent in. `epochs` names the local epoch whose directions each row multiplies; 0, 1, ... by default.
+    `coefficients` are what the directions are multiplied with: learning rate times scalar in float64, rounded once to
+    float32.
 
     >>> commit = Commit(seed=7, round=0, lr=0.01, scalars=[[1.0, -2.0]])
     >>> commit.keys[1]
@@ -56,7 +57,7 @@ class Commit:
 
     @property
     def keys(self) -> list[DirectionKey]:
-        """The directions, by row and then by column."""
+        """The keys of all directions, row by row."""
         epochs, width = cast("Sequence[int]", self.epochs), len(self.scalars[0])
         return [DirectionKey(self.seed, self.round, epoch, index) for epoch in epochs for index in range(width)]
 

@@ -1,4 +1,4 @@
-"""What a client measures: how its loss changes along each direction.
+"""Measure how a client's loss changes along each direction.
 
 For a unit direction z of dimension d (family `sphere`), with smoothing mu:
 
@@ -48,12 +48,12 @@ def estimate(
     method: Method = "auto",
     backend: str | Backend | None = None,
 ) -> NDArray[np.float32]:
-    """The vote of a client: one number for each direction, from its own batch. The weights are never written.
+    """Return a client's vote on its batch: one number for each direction. The weights are never written.
 
     With mu > 0, two forward passes per direction, at w + mu z and w - mu z. With mu = 0, the exact derivative:
     `forward` by forward-mode differentiation, without a backward pass; `backward` by one backward pass and a
-    projection on each direction. `auto` takes the cheaper, `backward` in every case measured, even for one direction
-    (benchmarks/estimate.py); forward mode needs no memory for the activations.
+    projection on each direction. `auto` is `backward`, which was faster in every case measured, even for one direction
+    (benchmarks/estimate.py); `forward` needs no memory for activations.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> _ = torch.nn.init.constant_(model.weight, 1.0)
@@ -78,9 +78,9 @@ def estimate(
 
 
 def full_precision() -> AbstractContextManager[None]:
-    """Convolutions on a GPU in float32 proper, and the same every time.
+    """Return a context in which cuDNN computes in full float32, with deterministic algorithms.
 
-    Their default, TF32, keeps three digits: fewer than the difference of two nearby losses needs.
+    Its default, TF32, keeps three digits: fewer than the difference of two nearby losses needs.
 
     >>> with full_precision():
     ...     torch.backends.cudnn.allow_tf32
@@ -109,12 +109,12 @@ class _Objective(torch.nn.Module):
         return losses
 
     def at(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The losses at other weights than the model's own."""
+        """Return the losses with `weights` in place of the model's own."""
         return call_with(self, {f"model.{name}": w for name, w in weights.items()})
 
 
 def call_with(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], *inputs: Any) -> Any:
-    """What a module gives with other tensors in place of its parameters, whoever shares them.
+    """Call a module with other tensors in place of its parameters, wherever these are used.
 
     >>> call_with(torch.nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, torch.ones(2)).item()
     2.0
@@ -123,7 +123,7 @@ def call_with(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], *inp
     root: Any = module
     places: dict[str, torch.Tensor] = {
         f"{path}.{name}" if path else name: found[id(parameter)]
-        for path, owner in root.named_modules()  # each once: torch would restore a module of two names wrongly
+        for path, owner in root.named_modules()  # each once: torch restores a module that has two names wrongly
         for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False)
         if id(parameter) in found
     }
@@ -141,7 +141,7 @@ def _check(objective: _Objective, keys: Sequence[DirectionKey], mu: float, metho
 
 
 def refuse_random(model: torch.nn.Module) -> None:
-    """Refuse a model that gives other losses the second time.
+    """Raise InvalidEstimate if a model has random layers in training mode, so that its losses cannot be compared.
 
     >>> refuse_random(torch.nn.Dropout(0.5))
     Traceback (most recent call last):
@@ -156,7 +156,7 @@ def refuse_random(model: torch.nn.Module) -> None:
 
 
 def _is_random(module: torch.nn.Module) -> bool:
-    """Whether a module in training mode gives other outputs the second time."""
+    """Return whether a module in training mode gives other outputs when it is called again."""
     if isinstance(module, torch.nn.MultiheadAttention | torch.nn.RNNBase):
         return module.dropout > 0
     return isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)

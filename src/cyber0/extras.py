@@ -9,7 +9,7 @@ __all__ = ["require"]
 
 
 def require(module: str, extra: str) -> Any:
-    """Import `module`, or raise an error that names the `pip install` line.
+    """Import and return a module, or raise MissingExtra with the `pip install` line for the extra that has it.
 
     >>> require("math", extra="train").pi > 3
     True
@@ -21,5 +21,5 @@ def require(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         if error.name is None or module.partition(".")[0] != error.name.partition(".")[0]:
-            raise  # it is installed and itself broken: do not hide that
+            raise  # the module is installed, but fails to import: do not hide why
         raise MissingExtra(f"{module} is not installed: pip install 'cyber0[{extra}]'") from error

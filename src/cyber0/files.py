@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders that one process holds at a time."""
+"""Files that are written whole or not at all, and locks that end with the process that holds them."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ __all__ = ["lock_file", "lock_folder", "write_atomically"]
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file that is there whole or not at all, whatever happens in between.
+    """Write a file so that a crash leaves either the old content or all of the new.
 
     >>> from tempfile import mkdtemp
     >>> write_atomically(Path(mkdtemp()) / "note.txt", "all of it")
@@ -25,9 +25,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def lock_file(path: Path, taken: Callable[[], Exception]) -> Any:
-    """An open file, locked for this process: the lock goes with the process, however it ends.
+    """Open a file and lock it for this process; the lock ends when the file is closed or the process ends.
 
-    `taken()` is the error to raise where another process has it.
+    If another process holds the lock, the error that `taken()` returns is raised.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / ".lock"
@@ -53,7 +53,9 @@ def lock_file(path: Path, taken: Callable[[], Exception]) -> Any:
 
 
 def lock_folder(folder: Path, what: str) -> Any:
-    """A folder's lock; one that another process holds is refused.
+    """Lock a folder for this process, which is a `what` (a run, a study, a client); return the open lock file.
+
+    Raises InvalidConfig if another process holds it.
 
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())

@@ -1,4 +1,4 @@
-"""The flat view of a model's trainable parameters, and the one function that writes them.
+"""The flat view of a model's trainable parameters, and the one place where they are written.
 
     model at round t = fold(apply, initial model, commits 1..t)
 
@@ -36,7 +36,7 @@ __all__ = ["Entry", "Manifest", "Parameters", "to_bf16"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor's place in the flat vector: coordinates start .. start + size, in row-major order.
+    """A tensor's place in the flat vector: coordinates start .. start + size, in row-major order.
 
     >>> Entry("weight", (10, 784), "float32", start=0).size
     7840
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """How many coordinates it has."""
+        """The number of its coordinates."""
         return prod(self.shape)
 
 
@@ -78,8 +78,8 @@ class Manifest:
 class Parameters:
     """A model's trainable parameters as one flat vector, in place: nothing is copied.
 
-    Built of named NumPy arrays or torch tensors, float32 or bf16 (in NumPy: its bits, as uint16). One-dimensional
-    parameters must be float32, since around 1.0 a bf16 weight does not feel a small step.
+    Built from named NumPy arrays or torch tensors, float32 or bf16 (in NumPy: the bits, as uint16). One-dimensional
+    parameters must be float32: near 1.0, a small step is lost in the rounding of bf16.
 
     >>> import numpy as np
     >>> weights = {"weight": np.zeros((2, 3), dtype=np.float32), "bias": np.zeros(2, dtype=np.float32)}
@@ -110,7 +110,7 @@ class Parameters:
 
     @classmethod
     def of(cls, module: "Module") -> "Parameters":
-        """The trainable parameters of a torch module, in the order of `named_parameters()`, tied tensors once.
+        """Return the trainable parameters of a torch module, in the order of `named_parameters()`, tied tensors once.
 
         >>> import torch
         >>> Parameters.of(torch.nn.Linear(784, 10)).size
@@ -137,7 +137,7 @@ class Parameters:
 
     @property
     def device(self) -> Any:
-        """Where the first tensor lives; None for NumPy arrays."""
+        """The device of the first tensor; None for NumPy arrays."""
         return device_of(self._flat[0])
 
     def __iter__(self) -> Iterator[tuple[Entry, Any]]:
@@ -153,7 +153,7 @@ class Parameters:
         yield from zip(self.manifest.entries, self._flat, strict=True)
 
     def check(self) -> None:
-        """Refuse to go on with tensors that somebody has put elsewhere in memory."""
+        """Raise InvalidParameters if a tensor has been given other memory since this object was built."""
         for entry, flat in zip(self.manifest.entries, self._flat, strict=True):
             if _address(self._tensors[entry.name]) != _address(flat):
                 raise InvalidParameters(f"parameter {entry.name!r} has been moved: build its Parameters anew")
@@ -230,7 +230,7 @@ class Parameters:
         array([-2.1869912 , -0.26883638], dtype=float32)
         """
         self.settle()
-        for group in _alike(commits):
+        for group in _groups(commits):
             packed = _packed(group)
             for device, tensors in self._by_device().items():
                 fold(tensors, packed, group[0].family, self.size, backend, device)
@@ -250,7 +250,7 @@ class Parameters:
 
 
 def to_bf16(module: "Module") -> "Module":
-    """Turn a module's float32 parameters of two or more dimensions to bf16, in place; the others stay float32.
+    """Convert a module's float32 parameters of two or more dimensions to bf16, in place, and return the module.
 
     >>> import torch
     >>> layer = to_bf16(torch.nn.Linear(3, 2))
@@ -265,7 +265,7 @@ def to_bf16(module: "Module") -> "Module":
 
 
 def _packed(commits: list[Commit]) -> Packed:
-    """The directions of commits of one kind, [commits, directions]; their units are still to be found."""
+    """Return the directions of commits of one kind, packed as [commits, directions], with units of 1."""
     rows, width = np.shape(commits[0].scalars)
     packed = np.zeros((len(commits), rows, width), dtype=PACKED)
     seeds = np.array([commit.seed for commit in commits], dtype=np.uint64)[:, None, None]
@@ -279,8 +279,8 @@ def _packed(commits: list[Commit]) -> Packed:
     return packed.reshape(len(commits), rows * width)
 
 
-def _alike(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
-    """Neighbours of one family and shape, as many at a time as make AT_ONCE directions."""
+def _groups(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
+    """Yield consecutive commits of one family and shape, in groups of at most AT_ONCE directions."""
     group: list[Commit] = []
     for commit in commits:
         if group and (_kind(commit) != _kind(group[0]) or len(group) * _kind(commit)[1] * _kind(commit)[2] >= AT_ONCE):
@@ -320,7 +320,7 @@ def _flat(name: str, tensor: Any) -> Any:
 
 
 def _refuse_shared_memory(manifest: Manifest, flats: list[Any]) -> None:
-    """Two names for one tensor are one parameter; two tensors over one memory would be written twice."""
+    """Refuse tensors that overlap in memory: a commit would be applied to the overlap twice."""
     ranges = sorted(
         (str(device_of(flat)), _address(flat), _address(flat) + flat.nbytes, entry.name)
         for entry, flat in zip(manifest.entries, flats, strict=True)

@@ -1,4 +1,4 @@
-"""Work that releases the interpreter's lock, on several threads."""
+"""Run functions that release the interpreter's lock on several threads."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def cores() -> int:
-    """How many cores this process may use.
+    """Return how many cores this process may use.
 
     >>> cores() >= 1
     True
@@ -20,20 +20,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_in_threads(threads: int, works: Iterable[Callable[[], T]]) -> list[T]:
-    """The results of all works, in order. None is left running when this returns, or raises, Ctrl-C included.
+def run_in_threads(threads: int, functions: Iterable[Callable[[], T]]) -> list[T]:
+    """Call functions on a pool of threads, and return their results in order.
+
+    None is left running when this returns or raises, Ctrl-C included: they may write to memory that the caller frees.
 
     >>> run_in_threads(2, [lambda: 1, lambda: 2, lambda: 3])
     [1, 2, 3]
     """
     futures: list[Future[T]] = []
     try:
-        futures.extend(_pool(threads).submit(work) for work in works)
+        futures.extend(_pool(threads).submit(function) for function in functions)
         return [future.result() for future in futures]
     finally:
         for future in futures:
             future.cancel()
-        wait(futures)  # they may be writing to memory that the caller is about to free
+        wait(futures)
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""Large models: how losses change along a direction, measured a layer at a time."""
+"""Measure how the losses of large models change along a direction, one layer at a time."""
 
 from cyber0.layerwise.measure import LayerwiseEstimate, Measure, Precision, in_precision, is_layerwise, measure_of
 from cyber0.layerwise.walk import Batch, Walk

@@ -1,4 +1,4 @@
-"""How a client measures: an ordinary model by `estimate`, a language model by a walk."""
+"""Choose how clients measure: an ordinary model by `estimate`, a language model layer by layer."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, get_args
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 Precision = Literal["float32", "mixed", "bf16"]
-"""float32: masters and arithmetic; mixed: float32 masters, bf16 arithmetic; bf16: both, rounded by the stream."""
+"""float32: weights and arithmetic; mixed: float32 weights, bf16 arithmetic; bf16: both."""
 
 
 class Measure(Protocol):
-    """What a client calls: `cyber0.estimate.estimate`, or what gives the same numbers to rounding."""
+    """The function a client measures with: `cyber0.estimate.estimate`, or one that agrees with it up to rounding."""
 
     def __call__(
         self,
@@ -42,12 +42,12 @@ class Measure(Protocol):
         family: Family,
         backend: str | Backend | None = None,
     ) -> NDArray[np.float32]:
-        """The vote of a client: one scalar for each key."""
+        """Return the vote of a client: one scalar for each key."""
         ...
 
 
 class LayerwiseEstimate:
-    """`estimate` by walks: one for each model, kept, with what it has captured.
+    """`estimate`, one layer at a time: keeps a `Walk` for each model, with the CUDA graphs it has captured.
 
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
     >>> task = mnist_mlp(source="embedded", hidden=4)
@@ -82,7 +82,7 @@ class LayerwiseEstimate:
         family: Family,
         backend: str | Backend | None = None,
     ) -> NDArray[np.float32]:
-        """The vote of a client, as `estimate` gives it. A commit that is pending is applied."""
+        """Return the vote of a client, as `estimate` does. A commit that is pending is applied."""
         if mu == 0 or len(keys) == 0:
             parameters.settle()
             return estimate(parameters, losses, batch, keys, mu=mu, family=family, backend=backend)
@@ -106,7 +106,7 @@ def is_layerwise(module: Any) -> bool:
 
 
 def measure_of(module: Any, precision: Precision = "float32") -> Measure:
-    """How clients measure a model.
+    """Return the function that clients measure a model with.
 
     >>> measure_of(torch.nn.Linear(3, 2)) is estimate
     True
@@ -115,7 +115,7 @@ def measure_of(module: Any, precision: Precision = "float32") -> Measure:
 
 
 def evaluation_model(measure: Measure, parameters: Parameters, losses: Losses) -> Any:
-    """The model as it is evaluated: itself, or in the arithmetic that its clients measure in.
+    """Return the model to evaluate: the module itself, or a call to it in the arithmetic its clients measure in.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> evaluation_model(estimate, Parameters.of(model), torch.nn.functional.cross_entropy) is model
@@ -127,7 +127,7 @@ def evaluation_model(measure: Measure, parameters: Parameters, losses: Losses) -
 
 
 def arithmetic_of(precision: Precision) -> torch.dtype:
-    """The type of activations.
+    """Return the type of activations at a precision.
 
     >>> arithmetic_of("mixed")
     torch.bfloat16
@@ -136,7 +136,7 @@ def arithmetic_of(precision: Precision) -> torch.dtype:
 
 
 def in_precision(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
-    """The module with its masters in the type that a precision asks for.
+    """Return the module with its weights converted, in place, to the type that a precision asks for.
 
     >>> in_precision(torch.nn.Linear(3, 2), "bf16")
     Traceback (most recent call last):
