@@ -137,7 +137,7 @@ def test_a_commit_is_not_applied_again_if_memory_ends_after_it(monkeypatch):
     parameters, twin = (Parameters.of(classifier("roberta")) for _ in range(2))
     walk, commit, failures = Walk(parameters, cross_entropy), Commit(5, 0, 0.1, [[0.3]]), [1]
     walk.slopes(x, y, keys()[0], 1e-2)
-    own = walk._part
+    own = walk._measure
 
     def part(part):
         if walk.source._perturbation.applies_commit:
@@ -152,7 +152,7 @@ def test_a_commit_is_not_applied_again_if_memory_ends_after_it(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         set_perturbation(target)
 
-    monkeypatch.setattr(walk, "_part", part)
+    monkeypatch.setattr(walk, "_measure", part)
     monkeypatch.setattr(walk.source, "set_perturbation", short)
     monkeypatch.setattr(Walk, "_writes", True)
     parameters.defer(commit)

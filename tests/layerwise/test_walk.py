@@ -421,11 +421,11 @@ def test_parts_change_nothing(model):
     slopes = []
     for most in (None, 200, 31, 1):
         walk = Walk(parameters, cross_entropy)
-        walk.most = most
+        walk.max_tokens = most
         batch = walk.batch(x, y)
-        assert sorted(torch.cat([part.order for part in batch.parts]).tolist()) == list(range(40))
+        assert sorted(torch.cat([part.order for part in batch.micro_batches]).tolist()) == list(range(40))
         slopes.append(walk.along(batch, keys()[0], 1e-2).numpy())
-    assert len(batch.parts) == 40
+    assert len(batch.micro_batches) == 40
     for cut in slopes[1:]:
         near(cut, slopes[0])
 
@@ -444,7 +444,7 @@ def test_cuts_cover_a_batch_and_keep_to_the_most(sizes, fixed, most):
 
 def failing(walk, monkeypatch, too_large):
     """Let the allocator fail for parts that are too large, before they change anything; how many it was asked for."""
-    own, asked = walk._part, []
+    own, asked = walk._measure, []
 
     def part(part):
         asked.append(tuple(part.inputs.shape))
@@ -452,7 +452,7 @@ def failing(walk, monkeypatch, too_large):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return own(part)
 
-    monkeypatch.setattr(walk, "_part", part)
+    monkeypatch.setattr(walk, "_measure", part)
     return asked
 
 
@@ -463,7 +463,7 @@ def test_what_does_not_fit_is_measured_in_smaller_parts(limit, monkeypatch):
     whole = walk.slopes(x, y, keys()[0], 1e-2).numpy()
     asked = failing(walk, monkeypatch, lambda inputs: inputs.numel() > limit)
     batch = walk.batch(x, y)
-    with pytest.warns(UserWarning, match=r"out of memory on cpu: parts of at most \d+ tokens from now on"):
+    with pytest.warns(UserWarning, match=r"out of memory on cpu: micro-batches of at most \d+ tokens from now on"):
         near(walk.along(batch, keys()[0], 1e-2).numpy(), whole)
     asked.clear()
     walk.along(batch, keys()[1], 1e-2)
@@ -493,7 +493,7 @@ def test_a_commit_that_is_due_is_applied_once_whatever_fits(limit, monkeypatch):
     parameters, twin = (Parameters.of(classifier("roberta")) for _ in range(2))
     walk, commit, applied = Walk(parameters, cross_entropy), Commit(5, 0, 0.1, [[0.3]]), []
     walk.slopes(x, y, keys()[0], 1e-2)
-    own = walk._part
+    own = walk._measure
 
     def part(part):
         """As on CUDA: the part that is walked with a commit applies it, a failed one does not."""
@@ -504,7 +504,7 @@ def test_a_commit_that_is_due_is_applied_once_whatever_fits(limit, monkeypatch):
             Parameters.of(walk.module).apply(commit)
         return own(part)
 
-    monkeypatch.setattr(walk, "_part", part)
+    monkeypatch.setattr(walk, "_measure", part)
     monkeypatch.setattr(Walk, "_writes", True)
     parameters.defer(commit)
     twin.apply(commit)
@@ -525,7 +525,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
     def part(_):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(walk, "_part", part)
+    monkeypatch.setattr(walk, "_measure", part)
     with pytest.raises(RuntimeError, match="something else"):
         walk.slopes(*prompts(), keys()[0], 1e-2)
 

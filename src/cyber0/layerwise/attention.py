@@ -1,7 +1,7 @@
 """Attention that a captured graph can run fast.
 
 Under capture transformers cannot look at a mask's values, and builds a full one, with which attention leaves its
-fast path. Prompts are padded at the right, so a causal model needs none, and another only what its keys are.
+fast path. Prompts are padded at the right, so a causal model needs no mask, and any other model one of keys only.
 """
 
 from collections.abc import Generator
@@ -23,7 +23,7 @@ _PADDED: ContextVar[bool] = ContextVar("padded", default=True)
 
 @contextmanager
 def fast(module: nn.Module, *, padded: bool) -> Generator[None]:
-    """Let the transformers models in a module attend so; `padded` says whether any prompt of the batch is.
+    """Make the transformers models in a module attend this way; `padded` says whether any prompt is padded.
 
     >>> with fast(nn.Linear(3, 2), padded=True):
     ...     pass
@@ -58,7 +58,7 @@ def _register() -> None:
 
 
 def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
-    """As transformers attends by default, but for prompts that are short, on a device with Triton."""
+    """Attend as transformers does by default, or by our own kernel where prompts are short and Triton is installed."""
     plain = all(name in PLAIN or value is None for name, value in options.items()) and not options.get("dropout")
     if plain and query.is_cuda and find_spec("triton") is not None:
         from cyber0.layerwise import short_attention

@@ -1,6 +1,6 @@
-"""How a batch of prompts is cut into parts of about one length, so that little is computed for padding.
+"""Cut a batch of prompts into micro-batches of similar length, so that little time is spent on padding.
 
-Cuts lie at the same places of the sorted batch in every round, so that few shapes occur, and few graphs are captured.
+The sorted batch is cut at the same places in every round, so that few shapes occur and few graphs are captured.
 """
 
 from functools import lru_cache
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["cuts", "pinned", "rounded", "upload"]
+__all__ = ["cuts", "pinned", "round_up", "upload"]
 
-PLACES = 16  # where a batch may be cut
+PLACES = 16  # the number of places where a batch may be cut
 
 
 def pinned(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array in memory that a device fetches from by itself, later: a copy from any other waits for the device.
+    """Return an array as a tensor in pinned memory, which a CUDA device copies from without making the host wait.
 
     >>> import numpy as np
     >>> pinned(np.arange(3), torch.device("cpu"))
@@ -26,7 +26,7 @@ def pinned(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array in the memory of a device, without waiting for what the device is doing.
+    """Return an array as a tensor on a device, without waiting for work that is queued there.
 
     >>> import numpy as np
     >>> upload(np.arange(3), torch.device("cpu"))
@@ -35,40 +35,41 @@ def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return pinned(array, device).to(device, non_blocking=True)
 
 
-def rounded(size: int, multiple: int) -> int:
-    """A width, up to the next multiple.
+def round_up(size: int, multiple: int) -> int:
+    """Round a width up to the next multiple.
 
-    >>> rounded(13, 8)
+    >>> round_up(13, 8)
     16
     """
     return max(1, -(-size // multiple)) * multiple
 
 
-def cuts(sizes: NDArray[Any], fixed: int, most: int | None = None) -> tuple[int, ...]:
-    """Where to cut a batch of samples of ascending sizes; each part costs `fixed` tokens, then what it holds.
+def cuts(sizes: NDArray[Any], overhead: int, max_tokens: int | None = None) -> tuple[int, ...]:
+    """Return where to cut a batch of samples of ascending sizes, so that the total cost is least.
 
-    No part holds more than `most` tokens, unless it is of one sample.
+    A micro-batch costs `overhead` tokens and those it holds, padding included. None holds more than `max_tokens`,
+    unless it is a single sample.
 
     >>> import numpy as np
-    >>> cuts(np.array([4] * 12 + [50] * 4), fixed=64)
+    >>> cuts(np.array([4] * 12 + [50] * 4), overhead=64)
     (0, 12, 16)
-    >>> cuts(np.array([4] * 16), fixed=64)
+    >>> cuts(np.array([4] * 16), overhead=64)
     (0, 16)
-    >>> cuts(np.array([4] * 16), fixed=64, most=32)
+    >>> cuts(np.array([4] * 16), overhead=64, max_tokens=32)
     (0, 8, 16)
     """
-    return _cuts(tuple(map(int, sizes)), fixed, most)
+    return _cuts(tuple(map(int, sizes)), overhead, max_tokens)
 
 
 @lru_cache(maxsize=8)
-def _cuts(sizes: tuple[int, ...], fixed: int, most: int | None) -> tuple[int, ...]:
+def _cuts(sizes: tuple[int, ...], overhead: int, max_tokens: int | None) -> tuple[int, ...]:
     count, widest = len(sizes), max(1, sizes[-1])
-    step = max(1, -(-count // PLACES) if most is None else min(-(-count // PLACES), most // widest))
+    step = max(1, -(-count // PLACES) if max_tokens is None else min(-(-count // PLACES), max_tokens // widest))
     places = [*range(0, count, step), count]
     best: list[tuple[float, int]] = [(0.0, 0)]
     for end in range(1, len(places)):
         options = [
-            (best[begin][0] + _cost(sizes, places[begin], places[end], fixed, most, step), begin)
+            (best[begin][0] + _cost(sizes, places[begin], places[end], overhead, max_tokens, step), begin)
             for begin in range(end)
         ]
         best.append(min(options))
@@ -79,7 +80,7 @@ def _cuts(sizes: tuple[int, ...], fixed: int, most: int | None) -> tuple[int, ..
     return tuple(reversed(found))
 
 
-def _cost(sizes: tuple[int, ...], begin: int, end: int, fixed: int, most: int | None, step: int) -> float:
+def _cost(sizes: tuple[int, ...], begin: int, end: int, overhead: int, max_tokens: int | None, step: int) -> float:
     held = (end - begin) * max(1, sizes[end - 1])
-    too_many = most is not None and held > most and end - begin > step
-    return float("inf") if too_many else fixed + held
+    too_many = max_tokens is not None and held > max_tokens and end - begin > step
+    return float("inf") if too_many else overhead + held

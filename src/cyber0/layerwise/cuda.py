@@ -37,8 +37,8 @@ class _Group:
 class CudaSource:
     """A `Source` whose launches can be captured: `begin` comes first in every walk.
 
-    Where the aim has a commit that is due, the walk applies it: matrices are written as they are read, and all else
-    in the beginning.
+    If the perturbation applies a commit, matrices are written as they are read, and all other tensors
+    at the start of the walk.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -78,7 +78,7 @@ class CudaSource:
     def warm_up(self) -> Generator[Iterator[None]]:
         """The walks to make before one is captured; they leave the masters as they are.
 
-        The first of all shows what is asked for. Another applies what is due times zero, which changes no bit.
+        The first of all shows what is asked for. Another applies the commit times zero, which changes no bit.
         """
         table, applies = self.table, self.applies_commit
 
@@ -98,7 +98,7 @@ class CudaSource:
             self.table, self.applies_commit = table, applies
 
     def begin(self) -> None:
-        """Apply what is due to all but matrices, and prepare all vectors."""
+        """Apply the commit to all but matrices, and prepare all vectors."""
         self._asked = 0
         if not self._groups:
             self._wishes = []

@@ -1,4 +1,4 @@
-"""A captured CUDA graph for each shape of a walk: one launch instead of a thousand."""
+"""CUDA graphs of walks, one for each shape of micro-batch: one launch instead of a thousand."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 __all__ = ["Graphs", "is_out_of_memory"]
 
 Tensor = torch.Tensor
-MOST = 96  # graphs that are kept
+MAX_GRAPHS = 96
 
 
 class Graphs:
-    """The graphs of a walk. All share one pool of memory: what one leaves is copied before another runs."""
+    """The graphs of a walk. They share one pool of memory, so a result must be copied before another graph runs."""
 
     def __init__(self, walk: "Walk") -> None:
         self._walk = walk
@@ -24,17 +24,17 @@ class Graphs:
         self._known: dict[tuple[object, ...], _Graph] = {}
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
-        """The losses [2, samples] of a part; good until the next call."""
+        """Return the losses [2, samples] of a micro-batch; the next call overwrites them."""
         source = cast("CapturableSource", self._walk.source)  # a walk has graphs only where its source can be captured
         shape = (*inputs.shape, padded, *source.kind)
         if shape not in self._known:
-            if len(self._known) >= MOST:
+            if len(self._known) >= MAX_GRAPHS:
                 self._known.pop(next(iter(self._known)))
             self._known[shape] = _Graph(self._walk, inputs, labels, padded, self._stream, self._pool)
         return self._known[shape].replay(inputs, labels)
 
     def clear(self) -> None:
-        """Forget all graphs, and give back their memory."""
+        """Drop all graphs and free their memory."""
         self._known.clear()
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()
@@ -60,7 +60,7 @@ class _Graph:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory is not enough.
+    """Return whether an error means that memory has run out.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     True

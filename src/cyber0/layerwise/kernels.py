@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-"""What a walk runs on a CUDA device besides the model's own kernels: both signs of rows, and of a norm.
+"""CUDA kernels of a walk: both signs of some rows of a matrix, and norms over both halves of a batch.
 
 The first direction of the table is the one to perturb along, the others are the drift; both are read from device
 memory, so that one captured graph serves every round.
@@ -37,7 +37,7 @@ def _rows(
 
 
 def rows(weights: Any, ids: Any, table: Any, start: int, plus: Any, minus: Any, *, bits: bool) -> None:
-    """Both signs of the rows `ids` of a matrix [rows, width] whose first coordinate is `start`, contiguous outputs."""
+    """Write both signs of the rows `ids` of a matrix [rows, width], whose first coordinate is `start`."""
     width = weights.shape[1]
     chunks = -(-width // ROW_TILE) + (1 if (start % ROW_TILE or width % ROW_TILE) else 0)
     _rows[(ids.numel(), chunks)](
@@ -70,7 +70,7 @@ def _norm(
 
 
 def norm(x: Any, weight: Any, bias: Any, eps: float, *, centred: bool) -> Any:
-    """The norm over the last dimension of both halves of x, each with its own weight and bias (pairs, float32)."""
+    """Return the norm over the last dimension of both halves of x, each with its own float32 weight and bias."""
     x = x.contiguous()
     out, width = torch.empty_like(x), x.shape[-1]
     total = x.numel() // width

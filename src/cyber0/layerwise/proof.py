@@ -1,8 +1,8 @@
-"""What a model must show before it is walked: that a walk over it gives what the model itself gives.
+"""The check that a walk over a model gives what the model itself gives, made before it is first measured.
 
-The batch is tried in two sizes, so that no other dimension can pass for it. Every trained weight must be asked for, and
-be read nowhere else. A model small enough is compared, perturbed, with two whole copies; a large one, unperturbed, with
-itself. In less precise arithmetic it must run.
+Batches of two sizes are tried, so that no other dimension is mistaken for the batch. Every trained weight must be read
+through the modules that are walked, and nowhere else. A small model is perturbed and compared with two whole copies; a
+large one is compared, unperturbed, with itself. In bf16 arithmetic, the walk must run.
 """
 
 from collections.abc import Generator, Iterable
@@ -17,35 +17,35 @@ from cyber0.layerwise import whole_model
 from cyber0.layerwise.source import Pair, Perturbation, Source, perturbation_of
 
 if TYPE_CHECKING:
-    from cyber0.layerwise.walk import Part, Walk
+    from cyber0.layerwise.walk import MicroBatch, Walk
 
 __all__ = ["UnreadParameters", "prove"]
 
 Tensor = torch.Tensor
-SMALL = 2**26  # parameters of which two more copies are no burden
+SMALL = 2**26  # parameters up to which two more copies of the model are affordable
 SAMPLES = (3, 5)
 
 
 class UnreadParameters(InvalidEstimate):
-    """Tensors that are trained, and that no module which is walked asks for.
+    """Trained tensors that no walked module reads.
 
     >>> UnreadParameters({"last.weight": torch.ones(2)}).tensors["last.weight"]
     tensor([1., 1.])
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        super().__init__(f"{next(iter(tensors))} is trained, but no module that can be walked asks for it")
+        super().__init__(f"{next(iter(tensors))} is trained, but no module that can be walked reads it")
         self.tensors = tensors
 
 
-def prove(walk: "Walk", part: "Part") -> None:
-    """Raise InvalidEstimate where a walk in float32 over some of these samples is not what the model gives.
+def prove(walk: "Walk", part: "MicroBatch") -> None:
+    """Raise InvalidEstimate if walking some of these samples in float32 does not give the model's own losses.
 
     >>> from cyber0.layerwise.walk import Walk
     >>> from cyber0.parameters import Parameters
     >>> from cyber0.tasks.task import cross_entropy
     >>> walk = Walk(Parameters.of(torch.nn.Linear(3, 2)), cross_entropy)
-    >>> prove(walk, walk.batch(torch.rand(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64)).parts[0])
+    >>> prove(walk, walk.batch(torch.rand(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64)).micro_batches[0])
     """
     small = walk.parameters.size <= SMALL
     perturbation = perturbation_of(walk.parameters, DirectionKey(0, 0), 1e-2 if small else 0.0, backend=walk.backend)
@@ -66,7 +66,7 @@ def prove(walk: "Walk", part: "Part") -> None:
 
 
 def _walked(walk: "Walk", perturbation: Perturbation, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The losses of both signs, if all that is trained was asked for."""
+    """Return the losses of both signs; raise UnreadParameters if some trained tensor was not read."""
     source = walk.source
     recorder = walk.source = _Recorder(source)
     try:
@@ -78,13 +78,15 @@ def _walked(walk: "Walk", perturbation: Perturbation, inputs: Tensor, labels: Te
     if missed := {name: each for name, each in walk.parameters.tensors.items() if id(each) not in recorder.asked}:
         raise UnreadParameters(missed)
     if not found.isfinite().all():
-        raise InvalidEstimate("its losses are not finite, or a weight is read beside the modules that are walked")
+        raise InvalidEstimate(
+            "its losses are not finite, or a weight is read other than by the modules that are walked"
+        )
     return found
 
 
 @contextmanager
 def _hidden(tensors: Iterable[Tensor]) -> Generator[None]:
-    """No number in the tensors of a model: a source has its own view of them, and nobody else should read them."""
+    """Fill tensors with NaN for a while, so that reading them other than through the source shows in the losses."""
     kept = [(tensor, tensor.data) for tensor in tensors]
     try:
         for tensor, data in kept:
@@ -101,7 +103,7 @@ def _own(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 class _Recorder:
-    """A source that takes note of what it is asked for."""
+    """A source that records which parameters it is asked for."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

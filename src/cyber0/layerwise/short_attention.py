@@ -44,16 +44,16 @@ def _attention(
 
 
 def suits(query: Any, key: Any, mask: Any) -> bool:
-    """Whether tensors [batch, heads, tokens, width] are of a shape and type for it; a mask is one of keys."""
+    """Return whether the kernel can take tensors [batch, heads, tokens, width]; a mask must be one of keys."""
     width, tokens = query.shape[3], query.shape[2]
     plain = query.dtype == torch.bfloat16 and width in (16, 32, 64, 128) and tokens == key.shape[2] <= LONGEST
     return plain and (mask is None or (mask.dtype == torch.bool and mask.shape == (len(query), 1, 1, tokens)))
 
 
 def attention(query: Any, key: Any, value: Any, mask: Any, scale: float, *, causal: bool) -> Any:
-    """The attention of query [batch, heads, tokens, width] to keys and values of as many or fewer heads.
+    """Return the attention of query [batch, heads, tokens, width] to keys and values of as many or fewer heads.
 
-    The result is [batch, tokens, heads, width], as models want it.
+    The result is [batch, tokens, heads, width], as transformers expects it.
     """
     batch, heads, length, width = query.shape
     query, key, value = (each if each.stride(3) == 1 else each.contiguous() for each in (query, key, value))

@@ -43,7 +43,7 @@ Pair = tuple[Tensor, Tensor]
 class Perturbation:
     """Along which direction to perturb, and how far the model has drifted before: rows of a packed table.
 
-    Where a commit is `due`, the other rows are its own: the walk is to apply it to the masters as it goes.
+    With `applies_commit`, the other rows are those of a commit, which the walk applies to the masters on its way.
 
     >>> parameters, keys = Parameters.of(torch.nn.Linear(3, 2)), [DirectionKey(seed=1, round=t) for t in range(3)]
     >>> perturbation_of(parameters, keys[0], 1e-3, drift=(keys[1:], [0.1, 0.2])).rows["t"]
@@ -74,7 +74,7 @@ def perturbation_of(
     backend: str | Backend | None = None,
     commit: Commit | None = None,
 ) -> Perturbation:
-    """The aim along `key`, of a model that has descended along the keys of `drift` by its coefficients.
+    """Return the perturbation along `key` of a model that has descended along the keys of `drift` by its coefficients.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> perturbation_of(Parameters.of(model), DirectionKey(seed=1, round=0), 1e-3).rows.shape

@@ -1,11 +1,12 @@
-"""The walk: both signs of a model, layer by layer, over a batch of any number of clients.
+"""A walk: one forward pass at w + mu z and at w - mu z, layer by layer, for any number of clients.
 
     walk = Walk(parameters, losses)
     walk.slopes(x, y, key, mu)          # (F(w + mu z) - F(w - mu z)) / (2 mu) for each client
 
-Before a module runs, its weights in both signs are written to scratch; the batch holds every sample twice, and each
-half meets its own sign. Peak memory is that of inference and a few matrices; the masters are never written. On CUDA
-a walk is captured as a graph for each shape, and replayed with other directions.
+Before a module runs, its perturbed weights of both signs are written to scratch memory. The batch holds every sample
+twice: the first half runs with w + mu z, the second with w - mu z. Peak memory is that of inference and a few matrices,
+and the model's own weights, the masters, are not perturbed. On CUDA a walk is captured as a graph for each shape of
+batch, and replayed along other directions.
 """
 
 import warnings
@@ -27,7 +28,7 @@ from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast
-from cyber0.layerwise.batching import cuts, rounded, upload
+from cyber0.layerwise.batching import cuts, round_up, upload
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.proof import UnreadParameters, prove
@@ -48,12 +49,12 @@ __all__ = ["Batch", "Walk"]
 
 Tensor = torch.Tensor
 Losses = Callable[[Any, Any], Tensor]
-FIXED = {"cuda": 2048, "cpu": 64}  # tokens that a part costs besides its own
+OVERHEAD = {"cuda": 2048, "cpu": 64}  # what a micro-batch costs besides its tokens, in tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Some samples of about one size, and where in the batch they belong."""
+class MicroBatch:
+    """Samples of similar size, and their places in the batch."""
 
     inputs: Tensor
     labels: Tensor
@@ -63,11 +64,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The samples of some clients, cut into parts.
+    """The samples of some clients, cut into micro-batches.
 
     >>> walk = Walk(Parameters.of(nn.Linear(3, 1)), lambda model, batch: model(batch[0]).squeeze(1))
     >>> batch = walk.batch(torch.ones(2, 5, 3), torch.zeros(2, 5))
-    >>> batch.clients, [len(part.labels) for part in batch.parts]
+    >>> batch.clients, [len(part.labels) for part in batch.micro_batches]
     (2, [10])
     """
 
@@ -75,15 +76,15 @@ class Batch:
     inputs: Tensor
     labels: Tensor
     sizes: NDArray[Any] | None
-    parts: list[Part]
+    micro_batches: list[MicroBatch]
 
 
 class Walk:
     """Measures how the losses of a model's clients change along a direction, a layer at a time.
 
-    `arithmetic` is the type of activations and of perturbed matrices; norms, biases and losses stay float32, and so
-    does what a module itself computes of its last hidden states. A module may declare more about itself as a `Scorer`
-    and by `SizedInputs`.
+    `arithmetic` is the type of activations and of perturbed matrices. Norms, biases and losses stay float32, and so
+    does what a module computes from its last hidden states itself. A module may declare more about itself as a
+    `Scorer` and by `SizedInputs`.
 
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
     >>> model = mnist_mlp(source="embedded", hidden=4).build(0)
@@ -110,14 +111,14 @@ class Walk:
         if isinstance(self.source, CapturableSource):
             self.backend = get_backend(backend, self.device)  # looked up once
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
-        self.most: int | None = None
+        self.max_tokens: int | None = None
         self._graphs = Graphs(self) if self._capturable else None
         self._proven, self._shared = False, set[tuple[int, int]]()
         self._cuts: dict[tuple[int, int | None], tuple[int, ...]] = {}
 
     @property
     def layered(self) -> bool:
-        """Whether the model is walked layer by layer, rather than in two whole copies."""
+        """Whether the model is measured layer by layer, rather than in two whole copies."""
         return self.handlers is not None
 
     def slopes(
@@ -129,16 +130,17 @@ class Walk:
         family: Family = "gaussian",
         drift: tuple[Sequence[DirectionKey], Any] | None = None,
     ) -> Tensor:
-        """The central difference of each client's mean loss, [clients] in float64, of x [clients, batch, ...].
+        """Return the central difference of each client's mean loss along a direction, [clients] in float64.
 
-        `drift` is how far the clients' model has moved from the masters: keys, and what is taken off along each.
+        The samples are x [clients, batch, ...] with labels y [clients, batch]. `drift`, keys and a coefficient for
+        each, is what the clients' local model has descended by since it was the masters.
         """
         return self.along(self.batch(x, y), key, mu, family, drift)
 
     def batch(self, x: Tensor, y: Tensor, sizes: NDArray[Any] | None = None) -> Batch:
-        """The samples x [clients, batch, ...] with labels y [clients, batch], ready for any number of directions.
+        """Return samples x [clients, batch, ...] with labels y [clients, batch], ready for any number of directions.
 
-        `sizes`, how much of each sample counts, saves a look at the device.
+        `sizes`, how many values of each sample are not padding, saves reading them back from the device.
         """
         refuse_random(self.module)
         self.parameters.check()
@@ -149,7 +151,7 @@ class Walk:
             sizes = None
         elif sizes is None:
             sizes = self.module.sizes(inputs).cpu().numpy()
-        return Batch(len(x), inputs, labels, sizes, self._parts(inputs, labels, sizes))
+        return Batch(len(x), inputs, labels, sizes, self._split(inputs, labels, sizes))
 
     def along(
         self,
@@ -159,7 +161,7 @@ class Walk:
         family: Family = "gaussian",
         drift: tuple[Sequence[DirectionKey], Any] | None = None,
     ) -> Tensor:
-        """`slopes` of a batch that was made before.
+        """Return the `slopes` on a batch that `batch` has made.
 
         A commit that is pending is applied: on the way where the device allows that, else before.
         """
@@ -172,12 +174,14 @@ class Walk:
                 self._proven = True
             if not self._applies(family, drift):
                 self.parameters.settle()
-            both = self._both(batch, partial(perturbation_of, self.parameters, key, step, family, drift, self.backend))
-        difference = (both[0] - both[1]).view(batch.clients, -1)  # per sample: two losses share most digits
+            pairs = self._loss_pairs(
+                batch, partial(perturbation_of, self.parameters, key, step, family, drift, self.backend)
+            )
+        difference = (pairs[0] - pairs[1]).view(batch.clients, -1)  # per sample: two losses share most digits
         return difference.mean(dim=1, dtype=torch.float64) / (2 * step)
 
     def unperturbed(self, inputs: Tensor) -> Tensor:
-        """The scores of the unperturbed model, in the arithmetic of the walk."""
+        """Return the scores of the unperturbed model, in the arithmetic of the walk."""
         if self.handlers is None:
             return self.model(inputs)
         self.parameters.check_settled()
@@ -188,7 +192,7 @@ class Walk:
             return self.scores(inputs)
 
     def model(self, inputs: Tensor) -> Tensor:
-        """The module as it is, called in the arithmetic of the walk: to evaluate it."""
+        """Call the unperturbed module in the arithmetic of the walk, to evaluate it."""
         self.parameters.check_settled()
         if self.handlers is None:
             with torch.no_grad(), whole_model.in_arithmetic(self.device, self.arithmetic):
@@ -197,7 +201,7 @@ class Walk:
             return self.module(inputs).float()
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
-        """The losses [2, samples] of one part, at w + mu z and at w - mu z, along what was perturbation_of at."""
+        """Return the losses [2, samples] of a micro-batch, at w + mu z and at w - mu z."""
         both = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
         self.source.begin()
         with self._patched(both, padded=padded):
@@ -205,21 +209,21 @@ class Walk:
         return shaped(losses, 2 * len(inputs)).view(2, -1)
 
     def scores(self, inputs: Tensor) -> Tensor:
-        """What the module gives, in float32."""
+        """Return the scores of the module, in float32."""
         scores = self.module.scores if implements(self.module, Scorer) else self.module
         return scores(inputs).float()
 
-    def _both(self, batch: Batch, perturbation: Callable[..., Perturbation]) -> Tensor:
-        """The losses [2, samples]; what does not fit into memory is tried in smaller parts.
+    def _loss_pairs(self, batch: Batch, perturbation: Callable[..., Perturbation]) -> Tensor:
+        """Return the losses [2, samples] of a batch; what does not fit into memory is tried in smaller micro-batches.
 
-        A commit that is pending is applied by the walk over the first part.
+        A commit that is pending is applied by the walk over the first of them.
         """
-        out, parts = torch.empty(2, len(batch.labels), device=self.device), list(batch.parts)
+        out, parts = torch.empty(2, len(batch.labels), device=self.device), list(batch.micro_batches)
         self.source.set_perturbation(perturbation(commit=self.parameters.pending))
         while parts:
             part = parts.pop(0)
             try:
-                found = self._part(part)
+                found = self._measure(part)
                 if self.parameters.pending is not None:
                     self.parameters.mark_applied()
                     if parts:
@@ -229,51 +233,54 @@ class Walk:
                 if not is_out_of_memory(error):
                     raise
                 self._halve([part], error)
-                parts = batch.parts[:] = self._parts(batch.inputs, batch.labels, batch.sizes)
+                parts = batch.micro_batches[:] = self._split(batch.inputs, batch.labels, batch.sizes)
                 self.source.set_perturbation(perturbation(commit=self.parameters.pending))
         return out
 
-    def _part(self, part: Part) -> Tensor:
+    def _measure(self, part: MicroBatch) -> Tensor:
         if self.handlers is None:
             return whole_model.run(self, part.inputs, part.labels)
         if self._graphs is not None:
             return self._graphs.run(part.inputs, part.labels, padded=part.padded)
         return self.run(part.inputs, part.labels, padded=part.padded)
 
-    def _halve(self, parts: list[Part], error: Exception) -> None:
+    def _halve(self, parts: list[MicroBatch], error: Exception) -> None:
         largest = max(part.inputs.numel() for part in parts)
         if max(len(part.labels) for part in parts) == 1:
             raise InvalidEstimate(
                 f"one sample of {largest} values does not fit into the memory of {self.device}: use shorter texts "
                 "(length=...), a smaller model, precision = 'bf16', or another device"
             ) from error
-        self.most = min(largest, self.most or largest) // 2
+        self.max_tokens = min(largest, self.max_tokens or largest) // 2
         self._cuts.clear()
         if self._graphs is not None:
             self._graphs.clear()
-        warnings.warn(f"out of memory on {self.device}: parts of at most {self.most} tokens from now on", stacklevel=4)
+        warnings.warn(
+            f"out of memory on {self.device}: micro-batches of at most {self.max_tokens} tokens from now on",
+            stacklevel=4,
+        )
 
-    def _parts(self, inputs: Tensor, labels: Tensor, sizes: NDArray[Any] | None) -> list[Part]:
-        """The samples by size, cut where the first batch of this many was cut best."""
+    def _split(self, inputs: Tensor, labels: Tensor, sizes: NDArray[Any] | None) -> list[MicroBatch]:
+        """Sort samples by size, and cut them at the places that were best for the first batch of this length."""
         known = np.full(len(labels), inputs[0].numel()) if sizes is None else sizes.ravel()
         order = np.argsort(known, kind="stable")
-        kind = len(labels), self.most
+        kind = len(labels), self.max_tokens
         if kind not in self._cuts:
-            self._cuts[kind] = cuts(known[order], FIXED.get(self.device.type, 64), self.most)
+            self._cuts[kind] = cuts(known[order], OVERHEAD.get(self.device.type, 64), self.max_tokens)
         places = upload(order, self.device)
         return [
             self._cut(inputs, labels, places[a:b], None if sizes is None else known[order[a:b]])
             for a, b in pairwise(self._cuts[kind])
         ]
 
-    def _cut(self, inputs: Tensor, labels: Tensor, order: Tensor, sizes: NDArray[Any] | None) -> Part:
+    def _cut(self, inputs: Tensor, labels: Tensor, order: Tensor, sizes: NDArray[Any] | None) -> MicroBatch:
         chosen = inputs[order]
         if sizes is None:
-            return Part(chosen, labels[order], order, padded=False)
-        width = rounded(int(sizes[-1]), 8 if self._graphs is not None else 1)
+            return MicroBatch(chosen, labels[order], order, padded=False)
+        width = round_up(int(sizes[-1]), 8 if self._graphs is not None else 1)
         missing = width - chosen.shape[1]
         chosen = nn.functional.pad(chosen, (0, missing), value=-1) if missing > 0 else chosen[:, :width].contiguous()
-        return Part(chosen, labels[order], order, padded=bool(sizes[0] < width))
+        return MicroBatch(chosen, labels[order], order, padded=bool(sizes[0] < width))
 
     def _handlers(self, whole: Collection[nn.Module] = ()) -> list[tuple[nn.Module, Handler]] | None:
         try:
@@ -284,13 +291,13 @@ class Walk:
 
     @property
     def _capturable(self) -> bool:
-        """Whether the same launches serve every batch: the code of a block may ask for the values it gets."""
+        """Whether a captured graph serves every batch: the code of a block may depend on the values it is given."""
         fixed = isinstance(self.source, CapturableSource) and implements(self.module, Scorer)
         return fixed and not modules.blocks(self.handlers or [])
 
     @property
     def _writes(self) -> bool:
-        """Whether a walk can apply a commit as it goes."""
+        """Whether a walk can apply a commit on its way."""
         return self._graphs is not None and self.layered
 
     def _applies(self, family: Family, drift: object) -> bool:
@@ -299,14 +306,14 @@ class Walk:
         return self._writes and drift is None and pending is not None and pending.family == family
 
     def _prove(self, batch: Batch) -> None:
-        """Walk only a model that has shown it can be. Who reads the weights of others is made a block with them."""
+        """Check that a walk gives what the model gives; a module that reads others' weights becomes a block."""
         self.parameters.settle()
         blocks: list[nn.Module] = []
         while self.handlers is not None:
             try:
-                prove(self, batch.parts[0])
+                prove(self, batch.micro_batches[0])
                 break
-            except Exception as error:  # of any code, which may not bear half a batch
+            except Exception as error:  # the model's own code may fail on half a batch in any way
                 if is_out_of_memory(error):
                     raise
                 unasked = error.tensors.values() if isinstance(error, UnreadParameters) else ()

@@ -1,4 +1,4 @@
-"""The plain way: two whole copies of the model, for modules that a walk does not know."""
+"""Measure a model that cannot be walked: by two whole copies of it, one for each sign."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
-    """The losses [2, samples] at w + mu z and at w - mu z.
+    """Return the losses [2, samples] at w + mu z and at w - mu z.
 
     >>> from cyber0.directions import DirectionKey
     >>> from cyber0.layerwise import Walk
@@ -52,7 +52,7 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def shaped(losses: Tensor, samples: int) -> Tensor:
-    """Losses in float32, if there is one for each sample.
+    """Return losses in float32; raise InvalidEstimate unless there is one for each sample.
 
     >>> shaped(torch.tensor(0.5), samples=2)
     Traceback (most recent call last):
@@ -68,7 +68,7 @@ def shaped(losses: Tensor, samples: int) -> Tensor:
 
 @contextmanager
 def in_arithmetic(device: torch.device, dtype: torch.dtype) -> Generator[None]:
-    """Matrix products in another type than float32, if one is asked for.
+    """Compute matrix products in bf16 within the context, unless `dtype` is float32.
 
     >>> with in_arithmetic(torch.device("cpu"), torch.bfloat16):
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype

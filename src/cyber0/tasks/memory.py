@@ -17,7 +17,7 @@ from cyber0.layerwise.batching import cuts
 from cyber0.layerwise.measure import is_layerwise
 from cyber0.layerwise.modules import blocks, handlers, trained
 from cyber0.layerwise.source import TOGETHER
-from cyber0.layerwise.walk import FIXED
+from cyber0.layerwise.walk import OVERHEAD
 from cyber0.tasks.dataset import Dataset
 
 __all__ = [
@@ -259,7 +259,7 @@ def _tokens(sizes: Sequence[int], samples: int, device: torch.device | str) -> i
     if len(sizes) == 0:
         return 0
     batch = np.quantile(np.asarray(sizes), np.linspace(0, 1, samples), method="nearest").astype(np.int64)
-    ends = cuts(batch, FIXED.get(torch.device(device).type, FIXED["cpu"]))
+    ends = cuts(batch, OVERHEAD.get(torch.device(device).type, OVERHEAD["cpu"]))
     return 2 * max((end - begin) * int(batch[end - 1]) for begin, end in pairwise(ends))
 
 
