@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Row, report
-from cyber0.config import merged
+from cyber0.config import RunConfig
 from cyber0.directions import Family
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
@@ -71,8 +71,13 @@ def _once(plan: Plan, size: int, rounds: int, repeat: int) -> tuple[float, float
 
 
 def identity(clients: int, directions: int, *, keep_votes: bool) -> Identity:
-    options = {"clients": clients, "byzantine": clients // 4, "directions": directions, "rounds": ROUNDS}
-    config = merged({}, options)
+    options: dict[str, Any] = {
+        "clients": clients,
+        "byzantine": clients // 4,
+        "directions": directions,
+        "rounds": ROUNDS,
+    }
+    config = RunConfig(**options)
     roster = [f"client-{number}" for number in range(clients)]
     return Identity.of(config, roster, Parameters({"w": np.zeros(7850, dtype=np.float32)}), keep_votes=keep_votes)
 

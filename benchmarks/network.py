@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from cyber0.config import merged
+from cyber0.config import RunConfig
 from cyber0.network import keys
 from cyber0.network.member import Member
 from cyber0.network.server import Federator
 from cyber0.network.session import attend
-from cyber0.network.setup import Setup
 from cyber0.network.stub_model import StubModel
 from cyber0.parameters import Parameters
 from cyber0.protocol.ledger import Memory
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.replay import rebuild
@@ -33,17 +33,22 @@ COMMAND = "python -m benchmarks.network"
 CONTEXT = multiprocessing.get_context("spawn")
 
 
-def setup_of(clients: int, rounds: int, directions: int) -> Setup:
-    options = {"clients": clients, "byzantine": (clients - 1) // 4, "directions": directions, "rounds": rounds}
-    return Setup.of(merged({}, options))
+def setup_of(clients: int, rounds: int, directions: int) -> Settings:
+    options: dict[str, Any] = {
+        "clients": clients,
+        "byzantine": (clients - 1) // 4,
+        "directions": directions,
+        "rounds": rounds,
+    }
+    return Settings.of(RunConfig(**options))
 
 
-def federate(setup: Setup, ledger: str, folder: Path, tls: bool, pipe: Any) -> None:
+def federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any) -> None:
     """A federator in its own process; it tells its port, and at the end its memory."""
     asyncio.run(_federate(setup, ledger, folder, tls, pipe))
 
 
-async def _federate(setup: Setup, ledger: str, folder: Path, tls: bool, pipe: Any) -> None:
+async def _federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any) -> None:
     held = Memory() if ledger == "memory" else File(folder / "run.ledger", synchronous=ledger)
     with held:
         federator = Federator(setup, held, peer_name=keys.peer_name if tls else None)
@@ -61,7 +66,7 @@ def resident() -> float:
 
 
 @contextmanager
-def federator(setup: Setup, ledger: str, folder: Path, *, tls: bool) -> Generator[tuple[int, Any]]:
+def federator(setup: Settings, ledger: str, folder: Path, *, tls: bool) -> Generator[tuple[int, Any]]:
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(target=federate, args=(setup, ledger, folder, tls, there))
     process.start()
@@ -94,9 +99,9 @@ class Counter:
         writer.close()
 
 
-async def play(setup: Setup, port: int, folder: Path, *, tls: bool, count: bool) -> tuple[float, float]:
+async def play(setup: Settings, port: int, folder: Path, *, tls: bool, count: bool) -> tuple[float, float]:
     """All clients, to the end: rounds a second and bytes per client and round, after the first tenth of the rounds."""
-    proxy, rounds, scalars = Counter(port), setup.config.rounds, setup.config.plan.scalars
+    proxy, rounds, scalars = Counter(port), setup.agreement.rounds, setup.plan.scalars
     marks: list[tuple[float, int]] = []
 
     def watch(member: Any) -> None:
@@ -108,7 +113,7 @@ async def play(setup: Setup, port: int, folder: Path, *, tls: bool, count: bool)
     for name in setup.roster:
         credentials = keys.channel_credentials(folder / "keys" / "clients" / name) if tls else None
 
-        def make(told: Setup, name: str = name) -> Member:
+        def make(told: Settings, name: str = name) -> Member:
             return Member(told, name, StubModel(scalars))
 
         seen = watch if name == setup.roster[0] else _ignore

@@ -8,12 +8,13 @@ Twelve clients measure along the same directions in each precision; the correlat
 
 import argparse
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure import Row, report
-from cyber0.config import merged
+from cyber0.config import RunConfig
 from cyber0.layerwise import Precision, Walk, in_precision
 from cyber0.layerwise.measure import arithmetic_of
 from cyber0.parameters import Parameters
@@ -36,8 +37,16 @@ def main() -> None:
     parser.add_argument("--name", default="model")
     given = parser.parse_args()
     keys = ("model", "data", "task", "batch", "lr", "mu", "device")
-    setting = {"clients": 12, "byzantine": 3, "partition": "dirichlet(alpha=1)", "family": "gaussian", "directions": 1}
-    config = merged(setting, {key: getattr(given, key) for key in keys} | {"rounds": max(1, given.rounds)})
+    setting: dict[str, Any] = {
+        "clients": 12,
+        "byzantine": 3,
+        "partition": "dirichlet(alpha=1)",
+        "family": "gaussian",
+        "directions": 1,
+    }
+    options: dict[str, Any] = {key: getattr(given, key) for key in keys}
+    options |= {**setting, "rounds": max(1, given.rounds)}
+    config = RunConfig(**options)
     simulation = Simulation(config)
     for _ in range(given.rounds):
         next(simulation.play())

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import RESULTS, Row, report, seconds
-from cyber0.config import merged
+from cyber0.config import RunConfig
 from cyber0.directions import sample
 from cyber0.simulation import Simulation
 from cyber0.tasks.task import Task, get_task
@@ -46,7 +46,7 @@ def reference_votes(simulation: Simulation, t: int) -> Any:
 
 
 def against_reference(task: Task) -> list[Row]:
-    simulation = Simulation(merged({}, {}), task)
+    simulation = Simulation(RunConfig(), task)
     present, rounds = np.arange(40), iter(range(10**6))
     ours, theirs = simulation.votes(0, present)[0], reference_votes(simulation, 0)
     error = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
@@ -78,7 +78,7 @@ def scaling(task: Task, mlp: Any) -> list[Row]:
     for axis, values in axes.items():
         for value in values:
             options: dict[str, Any] = base if axis == "parameters" else {**base, axis: value}
-            simulation = Simulation(merged({}, options), mlp(value) if axis == "parameters" else task)
+            simulation = Simulation(RunConfig(**options), mlp(value) if axis == "parameters" else task)
             rounds = iter(range(10**6))
 
             def whole_round(simulation: Simulation = simulation, rounds: Any = rounds) -> None:

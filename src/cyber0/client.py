@@ -15,7 +15,7 @@ from cyber0.directions.select import device_of
 from cyber0.estimate import Losses, estimate
 from cyber0.layerwise.measure import Measure
 from cyber0.parameters import Parameters
-from cyber0.plan import Plan, summed
+from cyber0.plan import Plan
 
 __all__ = ["Client", "projected"]
 
@@ -59,7 +59,11 @@ class Client:
             steps.append(self.measure(local, self.losses, self.batch(round, epoch), keys, **options))
             if epoch + 1 < plan.local_epochs:
                 local.apply(plan.step(round, epoch, steps[-1]), self.backend)
-        return self._message(round, steps)
+
+        def project() -> NDArray[np.float32]:
+            return projected(self.parameters, plan, round, np.concatenate(steps), self.backend)
+
+        return plan.message(steps, project)
 
     def _reset(self) -> Parameters:
         """The local model, back at the global one."""
@@ -68,13 +72,6 @@ class Client:
             for (_, local), (_, flat) in zip(self._local, self.parameters, strict=True):
                 local.copy_(flat)
         return self._local
-
-    def _message(self, round: int, steps: list[NDArray[np.float32]]) -> NDArray[np.float32]:  # noqa: A002
-        if self.plan.scheme == "unbiased":
-            return np.stack(steps)
-        if self.plan.scheme == "biased":
-            return summed(steps)[None]
-        return projected(self.parameters, self.plan, round, np.concatenate(steps), self.backend)[None]
 
 
 def projected(

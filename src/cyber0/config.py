@@ -1,69 +1,105 @@
-"""The configuration of a run: frozen, complete, checked at the door; in TOML, key for key as on the command line."""
+"""The configuration of a run, in three parts that are written flat, in TOML as on the command line.
+
+- `Agreement`: what all parties of a run share. It is hashed into the run's identity.
+- `SimulationOptions`: what only a simulation has: the attack, how the data are split, who fails.
+- `MachineOptions`: what belongs to one machine: where the data are, the device, how often to evaluate.
+"""
 
 import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Annotated, Any, Literal, Self, cast
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from cyber0 import registry
 from cyber0.directions.key import Family
-from cyber0.errors import InvalidConfig, UnknownName
+from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
 from cyber0.plan import Plan, Scale, Scheme
+from cyber0.schedule import Schedule, parse
 
-__all__ = ["RunConfig", "load", "merged", "sentences"]
+__all__ = ["Agreement", "MachineOptions", "Options", "RunConfig", "SimulationOptions", "load", "sentences"]
 
 Positive = Annotated[int, Field(ge=1)]
+ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
 
 
-class RunConfig(BaseModel):
-    """One run; the defaults are the paper's MNIST study.
+class Options(BaseModel):
+    """Options that are frozen, complete and checked; every problem is named in one `InvalidConfig`.
 
-    >>> config = RunConfig(rule="nnm+cwtm", attack="foe")
-    >>> config.clients, config.byzantine, config.directions
-    (40, 10, 64)
-    >>> config.plan.scalars
-    64
+    >>> class Box(Options):
+    ...     width: Positive = 1
+    >>> Box(width=0)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: width = 0: input should be greater than or equal to 1
+    >>> Box(wdith=2)
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown key 'wdith': use one of width (did you mean 'width'?)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    algorithm: Literal["cyber0", "fedavg"] = Field("cyber0", description="The method, or the baseline FedAvg.")
-    task: str = Field("mnist", description="What to train: a task's name, or package.module:object.")
-    data: str | None = Field(None, description="The folder of the data files.")
-    model: str | None = Field(None, description="The language model: a hub id or a folder.")
-    source: str = Field("auto", description="Where the data come from: auto, embedded, or the full set's name.")
-    clients: Positive = Field(40, description="How many clients there are (the paper's n).")
-    byzantine: Annotated[int, Field(ge=0)] = Field(10, description="How many of them may lie (the paper's b).")
-    rule: str = Field("cwtm", description="How votes are aggregated, e.g. mean, nnm+cwtm, krum(power=1).")
-    attack: str = Field("none", description="What the liars do, e.g. foe, alie(omega=1.5), sf, lf.")
-    partition: str = Field("dirichlet", description="How samples are dealt to clients: iid, dirichlet, shards.")
-    alpha: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Dirichlet's concentration; 0.1 if not given."
+    def __init__(self, **values: Any) -> None:
+        for key in values:
+            if key not in type(self).model_fields:
+                raise UnknownName("key", key, type(self).model_fields)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidConfig(sentences(error)) from None
+
+    def updated(self, **values: Any) -> Self:
+        """Return a copy with other values, checked like a new one."""
+        return type(self)(**{**self.model_dump(), **values})
+
+
+class Agreement(Options):
+    """What all parties of a run share; the defaults are the paper's MNIST study.
+
+    >>> agreement = Agreement(rule="nnm+cwtm", clients=12, byzantine=3)
+    >>> agreement.plan.scalars, agreement.invited
+    (64, 12)
+    """
+
+    task: str = Field(default="mnist", description="What to train: a task's name, or package.module:object.")
+    model: str | None = Field(default=None, description="The language model: a hub id or a folder.")
+    clients: Positive = Field(default=40, description="How many clients there are (the paper's n).")
+    byzantine: Annotated[int, Field(ge=0)] = Field(default=10, description="How many of them may lie (the paper's b).")
+    rule: str = Field(default="cwtm", description="How votes are aggregated, e.g. mean, nnm+cwtm, krum(power=1).")
+    directions: Annotated[int, Field(ge=1, le=2**16)] = Field(
+        default=64, description="Directions per step (the paper's nu)."
     )
-    directions: Annotated[int, Field(ge=1, le=2**16)] = Field(64, description="Directions per step (the paper's nu).")
-    rounds: Annotated[int, Field(ge=1, lt=2**32 - 1)] = Field(400, description="Global epochs (the paper's T).")
+    rounds: Annotated[int, Field(ge=1, lt=2**32 - 1)] = Field(default=400, description="Global epochs (the paper's T).")
     local_epochs: Annotated[int, Field(ge=1, lt=2**32 - 1)] = Field(
-        1, description="Local steps per round (the paper's K)."
+        default=1, description="Local steps per round (the paper's K)."
     )
-    scheme: Scheme = Field("unbiased", description="What local epochs send.")
-    scale: Scale = Field("unbiased", description="The compressed scheme's factor, or none, as in the paper.")
-    mu: Annotated[float, Field(ge=0, lt=1e30)] = Field(0.001, description="How far to perturb; 0: exact derivatives.")
-    lr: Annotated[float, Field(gt=0, lt=1e30)] = Field(0.01, description="The learning rate (the paper's eta).")
-    batch: Positive = Field(64, description="Samples per local step.")
-    family: Family = Field("sphere", description="The distribution of directions.")
-    participation: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="The fraction invited to each round.")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="How likely an invited client fails.")
-    seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(0, description="Decides everything random.")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
-    engine: Literal["batched", "sequential"] = Field("batched", description="All clients at once, or one by one.")
+    scheme: Scheme = Field(default="unbiased", description="What local epochs send.")
+    scale: Scale = Field(default="unbiased", description="The compressed scheme's factor, or none, as in the paper.")
+    mu: Annotated[FiniteFloat, Field(ge=0, lt=1e30)] = Field(
+        default=0.001, description="How far to perturb; 0: exact derivatives."
+    )
+    lr: Annotated[FiniteFloat, Field(gt=0, lt=1e30)] = Field(
+        default=0.01, description="The learning rate (the paper's eta)."
+    )
+    schedule: str = Field(
+        default="constant",
+        description="How the learning rate changes, e.g. cosine, warmup(rounds=100)+linear(end=0.1).",
+    )
+    horizon: Annotated[int, Field(ge=1, lt=2**32 - 1)] | None = Field(
+        default=None, description="The round at which the schedule ends; the number of rounds if not given."
+    )
+    batch: Positive = Field(default=64, description="Samples per local step.")
+    family: Family = Field(default="sphere", description="The distribution of directions.")
+    participation: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
+        default=1.0, description="The fraction of clients invited to each round, drawn by the seed."
+    )
     precision: Literal["float32", "mixed", "bf16"] = Field(
-        "float32", description="Of a language model: mixed computes in bf16, bf16 keeps its weights so too."
+        default="float32", description="Of a language model: mixed computes in bf16, bf16 also keeps its weights so."
     )
-    evaluate_every: Positive = Field(10, description="Rounds from one evaluation to the next.")
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(default=0, description="Everything random follows from it.")
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _agreed(self) -> Self:
         if 2 * self.byzantine >= self.clients:
             most = (self.clients - 1) // 2
             raise ValueError(f"byzantine = {self.byzantine} of clients = {self.clients}: at most {most} may lie")
@@ -74,6 +110,13 @@ class RunConfig(BaseModel):
             )
         if 0 < self.mu < 2.0**-126:
             raise ValueError(f"mu = {self.mu} is too small for float32: use 0 for exact derivatives")
+        schedule = _parsed(self.schedule)
+        if schedule.needs_horizon and self.horizon is None:
+            object.__setattr__(self, "horizon", self.rounds)  # written down: a run that is extended keeps it
+        try:
+            schedule.check_horizon(self.horizon)
+        except Cyber0Error as error:
+            raise ValueError(str(error)) from None
         return self
 
     @property
@@ -85,39 +128,120 @@ class RunConfig(BaseModel):
     def plan(self) -> Plan:
         """What clients agree on before each round."""
         return Plan(
-            self.seed, self.directions, self.local_epochs, self.scheme, self.mu, self.lr, self.family, self.scale
+            seed=self.seed,
+            directions=self.directions,
+            local_epochs=self.local_epochs,
+            scheme=self.scheme,
+            mu=self.mu,
+            lr=self.lr,
+            family=self.family,
+            scale=self.scale,
+            schedule=_parsed(self.schedule),
+            horizon=self.horizon,
         )
 
+
+class SimulationOptions(Options):
+    """What only a simulation has."""
+
+    algorithm: Literal["cyber0", "fedavg"] = Field(default="cyber0", description="The method, or the baseline FedAvg.")
+    attack: str = Field(default="none", description="What the liars do, e.g. foe, alie(omega=1.5), sf, lf.")
+    knows: Literal["votes", "model"] = Field(
+        default="votes", description="What the liars know: all honest votes, or the model too."
+    )
+    partition: str = Field(default="dirichlet", description="How samples are dealt to clients: iid, dirichlet, shards.")
+    alpha: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
+        default=None, description=f"The concentration of the dirichlet partition; {ALPHA} if not given."
+    )
+    dropout: Annotated[FiniteFloat, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="How likely an invited client fails to vote."
+    )
+    validation: Annotated[FiniteFloat, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="The share of the training samples that is held out to choose the best round by."
+    )
+
+    @model_validator(mode="after")
+    def _simulated(self) -> Self:
+        name, _, options = self.partition.partition("(")
+        if name.strip() == "dirichlet" and "alpha" in options:
+            if self.alpha is not None:
+                raise ValueError(f"alpha = {self.alpha} and partition = {self.partition!r}: give alpha once")
+        elif name.strip() == "dirichlet" and self.alpha is None:
+            object.__setattr__(self, "alpha", ALPHA)
+        elif name.strip() in ("iid", "shards") and self.alpha is not None:
+            raise ValueError(
+                f"alpha = {self.alpha} is for partition = 'dirichlet', not {self.partition!r}: leave it out"
+            )
+        return self
+
+
+class MachineOptions(Options):
+    """What belongs to one machine, and changes no result beyond rounding."""
+
+    data: str | None = Field(default=None, description="The folder of the data files.")
+    source: str = Field(default="auto", description="Where the data come from: auto, embedded, or the full set's name.")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
+    engine: Literal["batched", "sequential"] = Field(
+        default="batched", description="All clients at once, or one by one."
+    )
+    evaluate_every: Positive = Field(default=10, description="Rounds from one evaluation to the next.")
+
+
+class RunConfig(MachineOptions, SimulationOptions, Agreement):
+    """A whole run, flat: the keys of `Agreement`, `SimulationOptions` and `MachineOptions`.
+
+    >>> config = RunConfig(rule="nnm+cwtm", attack="foe", data="/home/ann/digits")
+    >>> config.clients, config.byzantine, config.directions
+    (40, 10, 64)
+    >>> config.agreement == RunConfig(rule="nnm+cwtm", device="cuda").agreement
+    True
+    >>> RunConfig(cleints=12)
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown key 'cleints': use one of ... (did you mean 'clients'?)
+    """
+
+    @property
+    def agreement(self) -> Agreement:
+        """What the parties of this run share: files go by their names alone, wherever they lie on this machine."""
+        keys: dict[str, Any] = {key: getattr(self, key) for key in Agreement.model_fields}
+        keys |= {"task": registry.map_options("task", self.task, file_name), "model": file_name(self.model)}
+        return Agreement(**keys)
+
+    @property
+    def simulation(self) -> SimulationOptions:
+        """What only the simulation of this run has."""
+        return SimulationOptions(**{key: getattr(self, key) for key in SimulationOptions.model_fields})
+
+    def same_run(self, other: "RunConfig") -> bool:
+        """Whether two configurations describe the same run, on whatever machines."""
+        return self.agreement == other.agreement and self.simulation == other.simulation
+
     def to_toml(self) -> str:
-        """The whole configuration, as a recipe that runs again.
+        """Return the whole configuration as a recipe that runs again.
 
         >>> print(RunConfig().to_toml().splitlines()[0])
-        algorithm = "cyber0"
+        task = "mnist"
         """
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-def merged(recipe: dict[str, Any], options: dict[str, Any]) -> RunConfig:
-    """A recipe with options over it, as a configuration; every problem with it is named in one error.
+def file_name(text: Any) -> Any:
+    r"""Return the name of a file or folder that is given by its whole path, of any system; anything else as it is.
 
-    >>> merged({"clients": 12, "byzantine": 3}, {"rounds": 5}).rounds
-    5
-    >>> merged({"cleints": 12}, {})
-    Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown key 'cleints': use one of ... (did you mean 'clients'?)
+    >>> file_name("/home/ann/minilm"), file_name(r"C:\models\minilm"), file_name("org/minilm"), file_name(3)
+    ('minilm', 'minilm', 'org/minilm', 3)
     """
-    values = {**recipe, **options}
-    for key in values:
-        if key not in RunConfig.model_fields:
-            raise UnknownName("key", key, RunConfig.model_fields)
-    try:
-        return RunConfig(**values)
-    except ValidationError as error:
-        raise InvalidConfig(sentences(error)) from None
+    if isinstance(text, list):
+        return [file_name(each) for each in cast("list[Any]", text)]
+    if isinstance(text, str):
+        for kind in (PurePosixPath, PureWindowsPath):
+            if kind(text).is_absolute() or text.startswith("~/"):
+                return kind(text).name or text
+    return text
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The keys of a recipe in TOML.
+    """Return the keys of a recipe in TOML.
 
     >>> load(Path("no/such/recipe.toml"))
     Traceback (most recent call last):
@@ -132,14 +256,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def sentences(error: ValidationError) -> str:
-    """Every problem of a configuration: its field, its value, what would be right.
-
-    >>> try:
-    ...     RunConfig(rounds=0)
-    ... except ValidationError as error:
-    ...     print(sentences(error))
-    rounds = 0: input should be greater than or equal to 1
-    """
+    """Return every problem of a configuration: its field, its value, what would be right."""
     return "; ".join(map(_sentence, error.errors()))
 
 
@@ -148,3 +265,10 @@ def _sentence(problem: Any) -> str:
         return problem["msg"].removeprefix("Value error, ")
     field = ".".join(map(str, problem["loc"]))
     return f"{field} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _parsed(text: str) -> Schedule:
+    try:
+        return parse(text)
+    except Cyber0Error as error:
+        raise ValueError(str(error)) from None

@@ -1,6 +1,6 @@
 """What a round is: which directions a local step uses, what a client sends, how the commit is applied.
 
-The three schemes of local epochs are data about a round, not branches of the code that plays it:
+The three schemes of local epochs are data about a round, `SCHEMES`:
 
 | scheme     | directions of local epoch l | a client sends                   | the commit weighs      |
 |------------|-----------------------------|----------------------------------|------------------------|
@@ -10,21 +10,37 @@ The three schemes of local epochs are data about a round, not branches of the co
 |            |                             | directions of their own: 1 row   |                        |
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
+from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from cyber0.commit import Commit
 from cyber0.directions.key import COMPRESSED_EPOCH, DirectionKey, Family
+from cyber0.schedule import Schedule
 
-__all__ = ["SCHEMES", "Plan", "Scale", "Scheme"]
+__all__ = ["SCHEMES", "LocalEpochs", "Plan", "Scale", "Scheme", "participants"]
 
 Scheme = Literal["unbiased", "biased", "compressed"]
-SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 Scale = Literal["unbiased", "paper"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEpochs:
+    """A scheme of local epochs: whether each has directions of its own, and what a client sends of its steps."""
+
+    fresh: bool
+    sends: Literal["steps", "sum", "projection"]
+
+
+SCHEMES: dict[Scheme, LocalEpochs] = {
+    "unbiased": LocalEpochs(fresh=True, sends="steps"),
+    "biased": LocalEpochs(fresh=False, sends="sum"),
+    "compressed": LocalEpochs(fresh=True, sends="projection"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +65,18 @@ class Plan:
     lr: float
     family: Family = "sphere"
     scale: Scale = "unbiased"
+    schedule: Schedule = field(default_factory=Schedule)
+    horizon: int | None = None
+
+    @property
+    def sends(self) -> Literal["steps", "sum", "projection"]:
+        """What a client sends of its local steps."""
+        return SCHEMES[self.scheme].sends
 
     @property
     def rows(self) -> int:
         """How many rows of scalars a client sends, and a commit has."""
-        return self.local_epochs if self.scheme == "unbiased" else 1
+        return self.local_epochs if self.sends == "steps" else 1
 
     @property
     def scalars(self) -> int:
@@ -61,33 +84,76 @@ class Plan:
         return self.rows * self.directions
 
     def epoch(self, local_epoch: int) -> int:
-        """Whose directions a local step measures along."""
-        return 0 if self.scheme == "biased" else local_epoch
+        """Return whose directions a local step measures along."""
+        return local_epoch if SCHEMES[self.scheme].fresh else 0
 
     def keys(self, round: int, epoch: int) -> list[DirectionKey]:  # noqa: A002
-        """The directions of an epoch."""
+        """Return the directions of an epoch."""
         return [DirectionKey(self.seed, round, epoch, index) for index in range(self.directions)]
 
+    def rate(self, round: int) -> float:  # noqa: A002
+        """Return the learning rate of a round.
+
+        >>> from cyber0.schedule import parse
+        >>> plan = Plan(7, 2, 1, "unbiased", 1e-3, lr=0.5, schedule=parse("linear"), horizon=4)
+        >>> [plan.rate(round) for round in range(5)]
+        [0.5, 0.375, 0.25, 0.125, 0.0]
+        """
+        return self.schedule.rate(self.lr, round, self.horizon)
+
     def step(self, round: int, local_epoch: int, scalars: Sequence[float] | NDArray[Any]) -> Commit:  # noqa: A002
-        """A client's own local step, as a commit on its local model (Alg. 1, line 9)."""
-        return Commit(self.seed, round, self.lr, np.asarray(scalars)[None], self.family, [self.epoch(local_epoch)])
+        """Return a client's own local step, as a commit on its local model (Alg. 1, line 9)."""
+        epochs = [self.epoch(local_epoch)]
+        return Commit(self.seed, round, self.rate(round), np.asarray(scalars)[None], self.family, epochs)
+
+    def message(self, steps: Sequence[Any], project: Callable[[], Any], axis: int = 0) -> Any:
+        """Return what clients send of their local steps, each [..., directions], with the rows at `axis`.
+
+        `project` gives the whole update, projected on the round's own directions, where that is what is sent.
+
+        >>> plan = Plan(seed=7, directions=2, local_epochs=2, scheme="biased", mu=1e-3, lr=0.01)
+        >>> plan.message([np.array([1.0, 2.0]), np.array([0.5, 0.5])], project=lambda: None)
+        array([[1.5, 2.5]], dtype=float32)
+        """
+        xp = array_namespace(steps[0])
+        if self.sends == "steps":
+            return xp.stack(steps, axis=axis)
+        if self.sends == "projection":
+            return xp.expand_dims(project(), axis=axis)
+        total = xp.sum(xp.astype(xp.stack(steps), xp.float64), axis=0)
+        return xp.expand_dims(xp.astype(total, xp.float32), axis=axis)
 
     def commit(self, round: int, scalars: NDArray[Any]) -> Commit:  # noqa: A002
-        """The commit of the aggregated scalars [rows, directions] (Alg. 1, line 14)."""
-        epochs = [COMPRESSED_EPOCH] if self.scheme == "compressed" else list(range(self.rows))
-        return Commit(self.seed, round, self.lr, scalars, self.family, epochs)
+        """Return the commit of the aggregated scalars [rows, directions] (Alg. 1, line 14)."""
+        epochs = [COMPRESSED_EPOCH] if self.sends == "projection" else list(range(self.rows))
+        return Commit(self.seed, round, self.rate(round), scalars, self.family, epochs)
+
+    def commits(self, first: int, scalars: bytes | NDArray[np.float32]) -> Iterator[Commit]:
+        """Yield the commits of consecutive rounds, from `first` on, of their scalars as they travel or as an array.
+
+        >>> plan = Plan(seed=7, directions=2, local_epochs=1, scheme="unbiased", mu=1e-3, lr=0.01)
+        >>> [commit.round for commit in plan.commits(5, bytes(24))]
+        [5, 6, 7]
+        """
+        array = np.frombuffer(scalars, dtype="<f4") if isinstance(scalars, bytes) else scalars
+        for number, rows in enumerate(array.reshape(-1, self.rows, self.directions), first):
+            yield self.commit(number, rows)
 
     def projection(self, dimension: int) -> float:
-        """What the compressed scheme multiplies its projections with."""
+        """Return what the compressed scheme multiplies its projections with."""
         if self.scale == "paper":
             return 1.0
         return (dimension if self.family == "sphere" else 1) / self.directions
 
 
-def summed(steps: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-    """The sum of local steps' scalars, formed in float64: what the biased scheme sends.
+def participants(seed: int, t: int, clients: int, invited: int, dropout: float) -> NDArray[np.int64]:
+    """Return who takes part in round t: as many clients as are invited, drawn by seed, less those who drop out.
 
-    >>> summed([np.array([1.0, 2.0]), np.array([0.5, 0.5])])
-    array([1.5, 2.5], dtype=float32)
+    >>> participants(seed=0, t=0, clients=10, invited=5, dropout=0.0)
+    array([5, 6, 7, 8, 9])
     """
-    return np.sum(np.asarray(steps, dtype=np.float64), axis=0).astype(np.float32)
+    if invited == clients and dropout == 0:
+        return np.arange(clients)
+    rng = np.random.default_rng([seed, t, 0x50415254])  # "PART"
+    drawn = rng.permutation(clients)[:invited]
+    return np.sort(drawn[rng.random(invited) >= dropout])

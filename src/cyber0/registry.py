@@ -14,7 +14,7 @@ from typing import Any
 
 from cyber0.errors import InvalidName, UnknownName
 
-__all__ = ["check", "check_options", "is_class", "name_of", "resolve"]
+__all__ = ["check", "check_options", "is_class", "map_options", "name_of", "resolve"]
 
 TEXT = re.compile(r"\s*([\w.:-]+)\s*(\(.*\))?\s*", re.DOTALL)
 
@@ -153,3 +153,19 @@ def _options(what: str, arguments: str | None, text: str) -> dict[str, Any]:
     except (SyntaxError, TypeError, ValueError):
         pass
     raise InvalidName(f"{what} {text!r}: options are written name=value, e.g. krum(power=1)")
+
+
+def map_options(what: str, text: str, change: Callable[[Any], Any]) -> str:
+    """Return a text with the values of its options changed.
+
+    >>> map_options("shape", "line(length=2, name='a')", lambda value: value * 2)
+    "line(length=4, name='aa')"
+    """
+    match = TEXT.fullmatch(text)
+    if match is None or match[2] is None:
+        return text
+    given = _options(what, match[2], text)
+    changed = {key: change(value) for key, value in given.items()}
+    return (
+        text if changed == given else f"{match[1]}({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
+    )

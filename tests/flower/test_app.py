@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cyber0.cli import app
-from cyber0.config import RunConfig
+from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig, InvalidKeys, InvalidLedger, Refused, UnknownName
 from cyber0.flower.federator_thread import FederatorThread
-from cyber0.flower.settings import Settings
+from cyber0.flower.run_config import read
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.replay import base, rebuild
@@ -21,38 +21,38 @@ pytest.importorskip("flwr")
 from cyber0.flower.dispatch import Invite, Report
 from cyber0.flower.session import attend
 
-SMALL = {"source": "embedded", "clients": 3, "byzantine": 1, "directions": 4, "batch": 16, "rounds": 6}
+SMALL = {"clients": 3, "byzantine": 1, "directions": 4, "batch": 16, "rounds": 6}
 
 
-def simulated(config):
+def simulated(keys):
     """The commits and the fingerprint of the `sequential` simulator."""
-    simulation = Simulation(config.model_copy(update={"engine": "sequential", "device": "cpu"}))
+    simulation = Simulation(RunConfig(**keys, source="embedded", engine="sequential", device="cpu", partition="iid"))
     commits = [played.aggregate.tobytes() for played in simulation.play()]
     return commits, simulation.parameters.fingerprint()
 
 
-def order(folder, **changes):
-    return Settings.of({**SMALL, "ledger": str(folder / "run.sqlite"), "linger": 60, **changes})
+def served(folder, **changes):
+    return FederatorThread(*read({**SMALL, "ledger": str(folder / "run.sqlite"), "linger": 60, **changes}))
 
 
-def invite(host, name):
-    return Invite(host.address, host.authority, host.tokens.issue(name), name)
+def invite(federator, name):
+    return Invite(federator.address, federator.authority, federator.tokens.issue(name), name)
 
 
-def play(host, folder):
+def play(federator, folder):
     """Every client of the roster, in a thread each; their reports."""
-    own = {"state": str(folder / "state"), "device": "cpu"}
-    with ThreadPoolExecutor(len(host.roster)) as pool:
-        return list(pool.map(lambda name: attend(invite(host, name), own), host.roster))
+    own = {"state": str(folder / "state"), "device": "cpu", "source": "embedded", "deal": "iid"}
+    roster = federator.settings.roster
+    with ThreadPoolExecutor(len(roster)) as pool:
+        return list(pool.map(lambda name: attend(invite(federator, name), own), roster))
 
 
 def test_sessions_are_the_sequential_simulation(tmp_path):
-    ordered = order(tmp_path, roster="ann,bob,cy")
-    with FederatorThread(ordered) as host:
-        reports = play(host, tmp_path)
-    commits, mark = simulated(ordered.config)
+    with served(tmp_path, roster="ann,bob,cy") as federator:
+        reports = play(federator, tmp_path)
+    commits, mark = simulated(SMALL)
     assert reports == [Report(6, mark)] * 3
-    with File(ordered.path, read_only=True) as ledger:
+    with File(tmp_path / "run.sqlite", read_only=True) as ledger:
         assert [decision.scalars for decision in ledger.decisions()] == commits
         assert rebuild(ledger, base(ledger.identity, None)[1]) == mark
         assert verify(ledger).findings == []
@@ -60,35 +60,35 @@ def test_sessions_are_the_sequential_simulation(tmp_path):
 
 
 def test_an_old_token_and_a_guessed_one_are_refused(tmp_path):
-    with FederatorThread(order(tmp_path)) as host:
-        old = invite(host, "client-0")
-        new = invite(host, "client-0")
+    with served(tmp_path) as federator:
+        old = invite(federator, "client-0")
+        new = invite(federator, "client-0")
         for token in (old.token, "guessed"):
             with pytest.raises(Refused, match="no longer, good"):
                 attend(Invite(new.address, new.authority, token, "client-0"), {"device": "cpu"})
 
 
 def test_a_token_is_good_for_its_own_name_alone(tmp_path):
-    with FederatorThread(order(tmp_path)) as host:
-        mine = invite(host, "client-0")
+    with served(tmp_path) as federator:
+        mine = invite(federator, "client-0")
         with pytest.raises(Refused, match="calls itself 'client-1'"):
             attend(Invite(mine.address, mine.authority, mine.token, "client-1"), {"state": str(tmp_path / "state")})
 
 
 def test_a_ledger_goes_on_with_its_own_run_alone(tmp_path):
-    with FederatorThread(order(tmp_path)) as host:
-        first = play(host, tmp_path)
-    with FederatorThread(order(tmp_path)) as host:
-        assert play(host, tmp_path / "elsewhere") == first
-    with pytest.raises(InvalidConfig, match="holds another run"), FederatorThread(order(tmp_path, lr=0.5)):
+    with served(tmp_path) as federator:
+        first = play(federator, tmp_path)
+    with served(tmp_path) as federator:
+        assert play(federator, tmp_path / "elsewhere") == first
+    with pytest.raises(InvalidConfig, match="holds another run"), served(tmp_path, lr=0.5):
         pass
 
 
 def test_a_ledger_is_served_once(tmp_path):
     with (
-        FederatorThread(order(tmp_path)),
+        served(tmp_path),
         pytest.raises((InvalidLedger, InvalidConfig)),
-        FederatorThread(order(tmp_path)),
+        served(tmp_path),
     ):
         pass
 
@@ -102,12 +102,12 @@ def test_a_ledger_is_served_once(tmp_path):
         ({"port": "8443"}, InvalidConfig, "port = '8443'"),
         ({"linger": -1.0}, InvalidConfig, "linger = -1.0"),
         ({"address": "host:80"}, InvalidKeys, "host = 'host:80'"),
-        ({"data": "/srv/mnist"}, InvalidConfig, "in the node's own config"),
+        ({"data": "/srv/mnist"}, InvalidConfig, "is for simulations or for one machine"),
     ],
 )
-def test_a_bad_order_is_a_sentence(keys, error, message):
+def test_a_bad_run_config_is_a_sentence(keys, error, message):
     with pytest.raises(error, match=message):
-        Settings.of(keys)
+        read(keys)
 
 
 @pytest.mark.parametrize(
@@ -120,22 +120,22 @@ def test_a_bad_order_is_a_sentence(keys, error, message):
     ],
 )
 def test_only_a_federator_for_other_machines_is_reached_from_them(address, listen, place):
-    ordered = Settings.of({"address": address})
-    assert (ordered.listen, ordered.place(7)) == (listen, place)
+    _, serving = read({"address": address})
+    assert (serving.listen, serving.address_at(7)) == (listen, place)
 
 
 def test_a_bad_roster_is_a_sentence():
     with pytest.raises(InvalidKeys, match="use up to 64 letters"):
-        _ = Settings.of({"roster": "ann,bob & cy"}).names
+        read({"roster": "ann,bob & cy"})
 
 
-def test_the_app_that_is_written_orders_the_run(tmp_path):
+def test_the_app_that_is_written_is_the_run(tmp_path):
     folder = tmp_path / "My digits"
     words = ["flower", "new", str(folder), "--clients", "4", "--byzantine", "1", "--lr", "0.5"]
     assert CliRunner().invoke(app, words).exit_code == 0
     written = tomllib.loads((folder / "pyproject.toml").read_text())
     assert written["project"]["name"] == "my-digits"
-    ordered = Settings.of(written["tool"]["flwr"]["app"]["config"])
-    assert ordered.config == RunConfig(clients=4, byzantine=1, lr=0.5)
+    settings, _ = read(written["tool"]["flwr"]["app"]["config"])
+    assert settings.agreement == Agreement(clients=4, byzantine=1, lr=0.5)
     again = CliRunner().invoke(app, words)
     assert "is there already" in str(again.exception)

@@ -16,13 +16,13 @@ def test_a_node_sits_once_and_keeps_its_seat(looks):
     assignment, before = Assignment(ROSTER), {}
     for online in looks:
         assignment.changed(online)
-        numbers = [node.number for node in assignment.seats.values()]
+        numbers = [node.number for node in assignment.places.values()]
         assert len(set(numbers)) == len(numbers)
-        assert set(assignment.seats) <= set(ROSTER)
+        assert set(assignment.places) <= set(ROSTER)
         for name, node in before.items():
             if node.number in {other.number for other in online}:
-                assert assignment.seats[name].number == node.number
-        before = dict(assignment.seats)
+                assert assignment.places[name].number == node.number
+        before = dict(assignment.places)
 
 
 @given(st.lists(ONLINE, max_size=8))
@@ -31,8 +31,8 @@ def test_seats_are_not_left_empty_while_nodes_stand(looks):
     for online in looks:
         assignment.changed(online)
         here = {node.number for node in online}
-        sitting = here & {node.number for node in assignment.seats.values()}
-        assert len(sitting) == min(len(here), len(ROSTER))
+        present = here & {node.number for node in assignment.places.values()}
+        assert len(present) == min(len(here), len(ROSTER))
 
 
 @given(st.lists(ONLINE, max_size=8))
@@ -48,8 +48,8 @@ def test_with_names_each_sits_where_it_is_registered(looks):
     assignment = Assignment(ROSTER, named=True)
     for online in looks:
         assignment.changed(online)
-        assert all(node.name == name for name, node in assignment.seats.items())
-        assert {node.name for node in online} & set(ROSTER) <= set(assignment.seats)
+        assert all(node.name == name for name, node in assignment.places.items())
+        assert {node.name for node in online} & set(ROSTER) <= set(assignment.places)
 
 
 def test_a_node_that_starts_anew_is_sent_a_session():

@@ -14,7 +14,7 @@ from cyber0.protocol.verify import verify
 from cyber0.replay import base, rebuild
 
 NAMES = ("ann", "bob", "cy", "dee")
-SMALL = {"source": "embedded", "clients": 4, "byzantine": 1, "directions": 4, "batch": 16}
+SMALL = {"clients": 4, "byzantine": 1, "directions": 4, "batch": 16}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def flower(tmp_path_factory):
         made.ready()
         for name in NAMES:
             made.register(name)
-            made.node(name, free_port(), state=made.folder / "state", device="cpu")
+            made.node(name, free_port(), state=made.folder / "state", device="cpu", source="embedded", deal="iid")
         yield made
 
 
@@ -62,7 +62,7 @@ def test_a_node_and_the_superlink_are_killed_and_come_back(flower):
 def test_a_run_on_flower_is_the_sequential_simulation(flower):
     ledger, run = begun(flower, "plain", rounds=10)
     said = "".join(flower.lines(run))
-    commits, mark = simulated(RunConfig(**SMALL, rounds=10))
+    commits, mark = simulated(SMALL | {"rounds": 10})
     assert f"fingerprint {mark:016x}, reported by 4 of 4 clients" in said
     with File(ledger, read_only=True) as kept:
         assert [decision.scalars for decision in kept.decisions()] == commits

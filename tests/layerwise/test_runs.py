@@ -4,14 +4,16 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tests.network.parties import deal
 from tests.network.test_federation import play
 from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidParameters
-from cyber0.network.local_model import LocalModel, load_task
+from cyber0.network.local_model import LocalModel
 from cyber0.network.member import Member
+from cyber0.participant import load_task
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.records import to_wire
 from cyber0.replay import base, rebuild
@@ -139,7 +141,7 @@ def zeros(manifest):
 )
 def test_a_client_is_up_to_date_whatever_is_asked_after_a_commit(folder, tasks, look, options):
     config = config_of(folder, **options)
-    lazy, eager = (LocalModel(config, 0, tasks["roberta"], device="cpu") for _ in range(2))
+    lazy, eager = (LocalModel(config.agreement, 0, tasks["roberta"], device="cpu") for _ in range(2))
     scalars = to_wire(np.full((config.plan.rows, config.plan.directions), 0.5))
     lazy.advance(0, scalars)
     eager.advance(0, scalars)
@@ -181,10 +183,9 @@ def test_a_precision_is_for_language_models():
 
 
 def test_an_unknown_precision_is_refused_by_name():
-    from cyber0.config import merged
 
     with pytest.raises(InvalidConfig, match=r"precision = 'fp8': input should be 'float32', 'mixed' or 'bf16'"):
-        merged({}, {"precision": "fp8"})
+        RunConfig(**{"precision": "fp8"})
 
 
 def test_fedavg_does_not_train_a_language_model(folder, tasks):
@@ -198,11 +199,11 @@ def _member(name, model, setup):
 
 def test_a_federation_in_bf16_ends_with_the_bits_of_its_ledger(folder):
     config = config_of(folder, precision="bf16", rounds=3)
-    ledger, task = Memory(), load_task(config, folder)
-    models = [LocalModel(config, place, task, "cpu") for place in range(3)]
+    ledger, task = Memory(), load_task(config.agreement, folder, model=config.model)
+    models = [LocalModel(config.agreement, place, task, "cpu", deal(config)) for place in range(3)]
     makes = {f"client-{place}": partial(_member, f"client-{place}", model) for place, model in enumerate(models)}
-    done, _ = play(config, ledger, makes, setup={"deadline": 30.0})
+    done, _ = play(config, ledger, makes, settings={"deadline": 30.0})
     _, initial = base(ledger.identity, folder / "roberta" / "model.safetensors")
     assert ledger.head.rounds == 3
     assert {one.model.fingerprint() for one in done.values()} == {rebuild(ledger, initial)}
-    assert ledger.identity.config.precision == "bf16"
+    assert ledger.identity.agreement.precision == "bf16"

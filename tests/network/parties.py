@@ -12,9 +12,10 @@ from tests.processes import CONTEXT
 
 from cyber0.config import RunConfig
 from cyber0.files import write_atomically
+from cyber0.network.local_model import LocalModel
 from cyber0.network.server import Federator
 from cyber0.network.session import run_client
-from cyber0.network.setup import Setup
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.sqlite import File
 
 PATIENCE = 120.0  # seconds until a test that hangs has failed
@@ -25,19 +26,28 @@ def recipe(**changes):
     return RunConfig(**{**SMALL, **changes})
 
 
+def deal(config):
+    """The partition of a simulation, as what a client deals itself its share by."""
+    return config.partition if config.alpha is None else f"{config.partition}(alpha={config.alpha})"
+
+
+def local_model(config, place, task):
+    return LocalModel(config.agreement, place, task, "cpu", deal(config))
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def federate(setup, ledger, port, linger):
-    asyncio.run(_federate(setup, ledger, port, linger))
+def federate(settings, ledger, port, linger):
+    asyncio.run(_federate(settings, ledger, port, linger))
 
 
-async def _federate(setup, ledger, port, linger):
+async def _federate(settings, ledger, port, linger):
     with File(ledger) as file:
-        federator = Federator(setup, file, linger=linger)
+        federator = Federator(settings, file, linger=linger)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, federator.stop, "told to")
         await federator.serve(f"127.0.0.1:{port}")
 
@@ -52,19 +62,20 @@ class Parties:
 
     def __init__(self, folder: Path, config, linger=0.0, **waits):
         self.folder, self.linger, self.port = folder, linger, free_port()
-        self.setup = Setup.of(config, deadline=waits.pop("deadline", 3.0), **waits)
-        self.ledger = folder / "run.ledger"
+        self.settings = Settings.of(config, deadline=waits.pop("deadline", 3.0), **waits)
+        self.ledger, self.deal = folder / "run.ledger", deal(config)
         self.processes, self.options = {}, {}
 
     @property
     def roster(self):
-        return self.setup.roster
+        return self.settings.roster
 
     def federator(self):
-        self._start("federator", federate, self.setup, self.ledger, self.port, self.linger)
+        self._start("federator", federate, self.settings, self.ledger, self.port, self.linger)
 
     def client(self, name, **options):
-        self.options[name] = options = {"state": self.folder / "state", **options}
+        data = {"source": "embedded", "deal": self.deal}
+        self.options[name] = options = {"state": self.folder / "state", **data, **options}
         self._start(name, participate, self.port, name, self.folder / f"{name}.json", options)
 
     def again(self, name):

@@ -26,7 +26,9 @@ sys.meta_path.insert(0, Block())
 from cyber0.cli import main
 main()
 """
-RUN = ["--clients", "3", "--byzantine", "1", "--directions", "4", "--source", "embedded"]
+RUN = ["--clients", "3", "--byzantine", "1", "--directions", "4"]
+
+DATA = ["--source", "embedded", "--deal", "dirichlet(alpha=0.1)"]
 
 
 def command(*arguments, blocked=False, fresh=True):
@@ -39,7 +41,7 @@ def command(*arguments, blocked=False, fresh=True):
 
 
 def join(address, name, folder, *more, fresh=True):
-    words = ("join", address, "--name", name, "--state", folder / "state", "--device", "cpu", *more)
+    words = ("join", address, "--name", name, "--state", folder / "state", "--device", "cpu", *DATA, *more)
     return command(*words, fresh=fresh)
 
 
@@ -103,12 +105,12 @@ def test_a_ledger_without_a_run_is_not_taken_for_the_default_one(tmp_path):
         (["serve", "--listen", "7360"], "write HOST:PORT"),
         (["serve", "--listen", "0.0.0.0:99999", "--insecure"], "write HOST:PORT"),
         (["serve", "--roster", "alice & bob", "--byzantine", "0"], "name = 'alice & bob'"),
-        (["serve", "--dropout", "0.5"], "dropout = 0.5 is of a simulation"),
-        (["serve", "--attack", "foe"], "attack = 'foe' is of a simulation"),
+        (["serve", "dropout.toml"], "dropout = 0.5 is for simulations: in a federation clients fail by themselves"),
+        (["serve", "attack.toml"], "attack = 'foe' is for simulations: a liar joins a federation with --attack"),
         (["serve", "--rule", "cwtn"], "unknown rule 'cwtn'"),
         (["serve", "--task", "terc(scale=50)"], "unknown task 'terc'"),
         (["serve", "--task", "trec(scale)"], "task 'trec(scale)': options are written name=value"),
-        (["serve", "--algorithm", "fedavg"], "a federation trains by cyber0"),
+        (["serve", "algorithm.toml"], "a federation trains by cyber0"),
         (["serve", "--clients", "3", "--byzantine", "1", "--roster", "a,b"], "names 2 clients, but clients = 3"),
         (["join", "192.0.2.7:7360", "--name", "alice"], "is another machine: give --tls DIR"),
         (["join", "127.0.0.1:7360"], "--name is needed"),
@@ -116,7 +118,10 @@ def test_a_ledger_without_a_run_is_not_taken_for_the_default_one(tmp_path):
 )
 def test_what_cannot_be_is_refused_in_a_sentence(tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
+    for name, value in {"dropout": "0.5", "attack": '"foe"', "algorithm": '"fedavg"'}.items():
+        (tmp_path / f"{name}.toml").write_text(f"{name} = {value}\n")
+    before = sorted(tmp_path.iterdir())
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, InputError)
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == before
     assert sentence in str(result.exception)

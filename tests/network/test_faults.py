@@ -31,7 +31,7 @@ def pause(parties, seconds):
 
 def reach(parties, rounds):
     """Let the others go on until so many rounds are decided."""
-    width = 4 * parties.setup.config.plan.scalars
+    width = 4 * parties.settings.plan.scalars
     for _ in range(10_000):
         if len(commits(parties.ledger)) >= rounds * width:
             return

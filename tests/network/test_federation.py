@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.network.parties import recipe
+from tests.network.parties import Parties, deal, local_model, recipe
 
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network import keys
 from cyber0.network.liars import LIES, Liar
-from cyber0.network.local_model import LocalModel, load_task
+from cyber0.network.local_model import LocalModel
 from cyber0.network.member import Member
 from cyber0.network.server import HELLOS, MOST, STREAMS, Federator
-from cyber0.network.session import _check_code, attend
-from cyber0.network.setup import Setup
+from cyber0.network.session import attend, run_client
 from cyber0.network.show import table
 from cyber0.network.store import Kept, Store
 from cyber0.network.stream import METHOD, Outbox, client_options
 from cyber0.network.stub_model import StubModel
+from cyber0.participant import load_task
 from cyber0.protocol.codec import decode_from_federator, encode
 from cyber0.protocol.ledger import History, Memory
 from cyber0.protocol.messages import (
@@ -38,6 +38,7 @@ from cyber0.protocol.messages import (
     Vote,
     Welcome,
 )
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import is_signed, private_key, public_key
 from cyber0.protocol.verify import verify
 from cyber0.replay import base, rebuild
@@ -50,10 +51,10 @@ def replayed(ledger):
 
 def play(config, ledger, makes, *, credentials=None, each=None, liars=(), **options):
     """A federation over real sockets in this process; `makes` by name. Returns what each client came to, and all."""
-    setup = Setup.of(config, **{"deadline": 0.5, **options.pop("setup", {})})
+    settings = Settings.of(config, **{"deadline": 0.5, **options.pop("settings", {})})
 
     async def run():
-        federator = Federator(setup, ledger, **options)
+        federator = Federator(settings, ledger, **options)
         address = f"127.0.0.1:{await federator.start('127.0.0.1:0', credentials)}"
         parties = {
             name: asyncio.ensure_future(attend(address, make, credentials=each and each[name]))
@@ -74,16 +75,16 @@ def play(config, ledger, makes, *, credentials=None, each=None, liars=(), **opti
 
 def trained(config, task, **options):
     return {
-        name: lambda setup, place=place, name=name: Member(
-            setup, name, LocalModel(config, place, task, "cpu"), **options
+        name: lambda settings, place=place, name=name: Member(
+            settings, name, local_model(config, place, task), **options
         )
-        for place, name in enumerate(Setup.of(config).roster)
+        for place, name in enumerate(Settings.of(config).roster)
     }
 
 
 @pytest.fixture(scope="module")
 def task():
-    return load_task(recipe())
+    return load_task(recipe().agreement, source="embedded")
 
 
 # Liars
@@ -94,8 +95,8 @@ def test_a_liar_of_any_kind_costs_only_itself(task, lie):
     config, ledger = recipe(clients=5, rounds=40, directions=16, batch=32, partition="iid"), Memory()
     makes = trained(config, task, evaluates=True)
     honest = makes["client-4"]
-    makes["client-4"] = lambda setup: Liar(honest(setup), lie)
-    done, federator = play(config, ledger, makes, setup={"fingerprint_every": 7}, liars=["client-4"])
+    makes["client-4"] = lambda settings: Liar(honest(settings), lie)
+    done, federator = play(config, ledger, makes, settings={"fingerprint_every": 7}, liars=["client-4"])
     marks = {done[name].model.fingerprint() for name in list(done)[:4]}
     assert marks == {replayed(ledger)}
     assert verify(ledger).findings == []
@@ -122,8 +123,10 @@ def test_weights_that_went_wrong_are_built_anew(task):
                 next(iter(self.parameters))[1][0] += 1.0
 
     makes = trained(config, task)
-    makes["client-0"] = lambda setup: Member(setup, "client-0", Struck(config, 0, task, "cpu"))
-    done, _ = play(config, ledger, makes, setup={"fingerprint_every": 5})
+    makes["client-0"] = lambda settings: Member(
+        settings, "client-0", Struck(config.agreement, 0, task, "cpu", deal(config))
+    )
+    done, _ = play(config, ledger, makes, settings={"fingerprint_every": 5})
     assert done["client-0"].model.struck
     assert {one.model.fingerprint() for one in done.values()} == {replayed(ledger)}
     verdicts = [
@@ -163,7 +166,7 @@ async def all_words(call):
 
 def test_too_many_hellos_are_not_answered():
     model = StubModel(4)
-    setup = Setup.of(recipe())
+    settings = Settings.of(recipe())
 
     async def talk(connect):
         call = connect()
@@ -172,7 +175,7 @@ def test_too_many_hellos_are_not_answered():
         return await last_words(call)
 
     async def run():
-        return Federator(setup, Memory())
+        return Federator(settings, Memory())
 
     assert raw(asyncio.run(run()), talk) == Bye("too many Hellos: come again later")
 
@@ -189,7 +192,7 @@ def test_a_second_stream_takes_the_place_of_the_first_which_is_told():
                 await call.read()
         return await last_words(calls[0])
 
-    said = raw(Federator(Setup.of(recipe()), Memory()), talk)
+    said = raw(Federator(Settings.of(recipe()), Memory()), talk)
     assert said == Bye("another stream of this client took its place")
 
 
@@ -200,7 +203,7 @@ def test_too_many_messages_in_a_round_end_the_stream():
             await call.write(encode(Vote(0, bytes(16))))
         return await last_words(call)
 
-    assert raw(Federator(Setup.of(recipe()), Memory()), talk) == Bye(f"more than {MOST} messages in round 0")
+    assert raw(Federator(Settings.of(recipe()), Memory()), talk) == Bye(f"more than {MOST} messages in round 0")
 
 
 def test_one_client_cannot_take_all_streams():
@@ -212,15 +215,15 @@ def test_one_client_cannot_take_all_streams():
             await calls[-1].read()  # so that it is there before the next
         return await last_words(calls[0])
 
-    federator = Federator(Setup.of(recipe()), Memory(), peer_name=lambda _: "client-0")
+    federator = Federator(Settings.of(recipe()), Memory(), peer_name=lambda _: "client-0")
     assert raw(federator, talk) == Bye(f"more than {STREAMS} streams of one client")
 
 
 def test_who_does_not_read_keeps_nobody_out():
     config, model = recipe(rounds=100_001), StubModel(4)
-    setup, ledger = Setup.of(config), Memory()
-    ledger.adopt(History(setup.identity(model.manifest, model.base, model.layout), bytes(16 * 100_000), bytes(32)))
-    federator = Federator(setup, ledger, peer_name=lambda _: "client-0")
+    settings, ledger = Settings.of(config), Memory()
+    ledger.adopt(History(settings.identity(model.manifest, model.base, model.layout), bytes(16 * 100_000), bytes(32)))
+    federator = Federator(settings, ledger, peer_name=lambda _: "client-0")
 
     async def run():
         address, channels = f"127.0.0.1:{await federator.start('127.0.0.1:0')}", []
@@ -243,7 +246,9 @@ def test_what_was_sealed_stays_when_a_finished_run_is_served_again(tmp_path):
     config, ledger = recipe(rounds=2), Memory()
     keys.init(tmp_path / "keys")
     signer = private_key(keys.federator_key(tmp_path / "keys"))
-    makes = {name: lambda setup, name=name: Member(setup, name, StubModel(4)) for name in Setup.of(config).roster}
+    makes = {
+        name: lambda settings, name=name: Member(settings, name, StubModel(4)) for name in Settings.of(config).roster
+    }
     play(config, ledger, makes, key=signer)
     (before,) = ledger.seals
     assert before.fingerprint is not None
@@ -256,8 +261,8 @@ def test_what_was_sealed_stays_when_a_finished_run_is_served_again(tmp_path):
 
 
 def test_a_share_that_nobody_deals_is_refused(task):
-    with pytest.raises(InvalidConfig, match="index = 7: the data are dealt to 4 clients"):
-        LocalModel(recipe(), 7, task, "cpu")
+    with pytest.raises(InvalidConfig, match="index = 7: it must be from 0 to 3"):
+        local_model(recipe(), 7, task)
 
 
 def test_bytes_that_are_no_message_end_the_stream():
@@ -266,7 +271,7 @@ def test_bytes_that_are_no_message_end_the_stream():
         await call.write(b"what?")
         return await last_words(call)
 
-    assert raw(Federator(Setup.of(recipe()), Memory()), talk) == Bye("5 bytes are no message of a client")
+    assert raw(Federator(Settings.of(recipe()), Memory()), talk) == Bye("5 bytes are no message of a client")
 
 
 def test_who_is_too_slow_for_what_waits_is_hung_up_on():
@@ -291,12 +296,15 @@ def test_who_is_too_slow_for_what_waits_is_hung_up_on():
 
 
 def test_the_table_shows_who_is_in_and_whose_votes_do_not_count():
-    setup, ledger = Setup.of(recipe(directions=1, rounds=3), ("ann", "bob", "cy", "[red]dan"), deadline=0.2), Memory()
+    settings, ledger = (
+        Settings.of(recipe(directions=1, rounds=3), ("ann", "bob", "cy", "[red]dan"), deadline=0.2),
+        Memory(),
+    )
 
     async def run():
-        federator = Federator(setup, ledger)
+        federator = Federator(settings, ledger)
         address = f"127.0.0.1:{await federator.start('127.0.0.1:0')}"
-        makes = [lambda told, name=name: Member(told, name, StubModel(1)) for name in setup.roster[:3]]
+        makes = [lambda told, name=name: Member(told, name, StubModel(1)) for name in settings.roster[:3]]
         makes.append(lambda told: Liar(Member(told, "[red]dan", StubModel(1)), "nan"))
         await asyncio.gather(*(attend(address, make) for make in makes))
         await federator.over.wait()
@@ -316,7 +324,7 @@ def test_the_table_shows_who_is_in_and_whose_votes_do_not_count():
 def test_names_come_from_certificates(tmp_path, task):
     config, ledger = recipe(rounds=5), Memory()
     keys.init(tmp_path / "keys")
-    folders = {name: keys.issue(name, tmp_path / "keys") for name in Setup.of(config).roster}
+    folders = {name: keys.issue(name, tmp_path / "keys") for name in Settings.of(config).roster}
     each = {name: keys.channel_credentials(folder) for name, folder in folders.items()}
     each["client-3"] = each["client-0"]
     options = {"credentials": keys.server_credentials(tmp_path / "keys"), "peer_name": keys.peer_name, "each": each}
@@ -332,18 +340,21 @@ def test_names_come_from_certificates(tmp_path, task):
 # What a federator may ask for
 
 
-@pytest.mark.parametrize("changes", [{"task": "os:getcwd"}, {"partition": "os:getcwd"}])
-def test_a_federator_cannot_make_a_client_run_code(changes):
-    with pytest.raises(Refused, match="= 'os:getcwd' is code: say --own-code if it is yours"):
-        _check_code(Setup.of(recipe(**changes)), None, own_code=False)
-    _check_code(Setup.of(recipe(**changes)), None, own_code=True)
+def test_a_federator_cannot_make_a_client_run_code(tmp_path):
+    with Parties(tmp_path, recipe(task="os:getcwd")) as parties:
+        parties.federator()
+        parties.listening()
+        with pytest.raises(Refused, match="task = 'os:getcwd' is code: say --own-code if it is yours"):
+            run_client(f"127.0.0.1:{parties.port}", "client-0")
 
 
-@pytest.mark.parametrize("change", [{"deadline": "soon"}, {"fingerprint_every": 0}, {"more": 1}, {"config": {"x": 1}}])
+@pytest.mark.parametrize(
+    "change", [{"deadline": "soon"}, {"fingerprint_every": 0}, {"more": 1}, {"agreement": {"x": 1}}]
+)
 def test_an_invitation_that_cannot_be_used_is_refused(change):
-    fields = {**json.loads(Setup.of(recipe()).invitation().terms), **change}
+    fields = {**json.loads(Settings.of(recipe()).invitation().settings), **change}
     with pytest.raises(Refused, match="the federator's invitation cannot be used"):
-        Setup.invited(Invitation(json.dumps(fields).encode()))
+        Settings.invited(Invitation(json.dumps(fields).encode()))
 
 
 @given(st.lists(st.one_of(
@@ -354,18 +365,18 @@ def test_an_invitation_that_cannot_be_used_is_refused(change):
     st.just("welcome"), st.just("break"), st.just("crash"),
 ), max_size=30))  # fmt: skip
 def test_whatever_a_federator_says_a_client_says_one_thing_in_a_round(story):
-    setup = Setup.of(recipe(clients=1, byzantine=0, directions=2, rounds=5))
+    settings = Settings.of(recipe(clients=1, byzantine=0, directions=2, rounds=5))
     store, said = Store(), []
 
     class Drifting(StubModel):
         def vote(self, _):
             return self.fingerprint().to_bytes(8, "little")
 
-    member = Member(setup, "client-0", Drifting(2), store)
+    member = Member(settings, "client-0", Drifting(2), store)
     for event in story:
         try:
             if event == "crash":
-                member = Member(setup, "client-0", Drifting(2), store)
+                member = Member(settings, "client-0", Drifting(2), store)
             elif event == "break":
                 member.hello()
             else:
@@ -384,18 +395,18 @@ def test_a_client_does_not_continue_in_the_state_of_another_run(tmp_path, task):
     config, ledger = recipe(rounds=3), Memory()
     with Store(tmp_path / "state") as store:
         makes = trained(config, task)
-        makes["client-0"] = lambda setup: Member(setup, "client-0", LocalModel(config, 0, task, "cpu"), store)
+        makes["client-0"] = lambda settings: Member(settings, "client-0", local_model(config, 0, task), store)
         play(config, ledger, makes)
     other = recipe(rounds=3, seed=9)
     with Store(tmp_path / "state") as store, pytest.raises(Refused, match="holds the state of another run"):
-        Member(Setup.of(other), "client-0", LocalModel(other, 0, task, "cpu"), store)
+        Member(Settings.of(other), "client-0", local_model(other, 0, task), store)
 
 
 def test_a_federator_that_votes_were_not_made_for_is_refused():
-    setup = Setup.of(recipe(clients=1, byzantine=0))
+    settings = Settings.of(recipe(clients=1, byzantine=0))
     store = Store()
     store.keep(Kept(Vote(0, bytes(16)), head=bytes(32)))  # of a history that is no more
-    member = Member(setup, "client-0", StubModel(4), store)
+    member = Member(settings, "client-0", StubModel(4), store)
     member.hello()
     with pytest.raises(Refused, match="the federator's chain is not the one this client voted on"):
         member.take([Welcome(member.identity.to_bytes(), 0), RoundOpen(0)], print)

@@ -33,11 +33,11 @@ from cyber0.network.keys import (
 from cyber0.network.member import Member
 from cyber0.network.server import Federator
 from cyber0.network.session import attend
-from cyber0.network.setup import Setup
 from cyber0.network.stub_model import StubModel
 from cyber0.network.tokens import Tokens, passing, token_credentials
 from cyber0.protocol.chain import Seal, genesis
 from cyber0.protocol.ledger import Memory
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import is_signed, private_key, public_key, signed
 
 AUTHORITY = certificates.authority("test", days=1)
@@ -220,7 +220,7 @@ def test_a_federation_over_mutual_tls(tmp_path):
     names = ("alice", "bob", "carol")
     init(tmp_path / "keys")
     folders = {name: issue(name, tmp_path / "keys") for name in names}
-    setup = Setup.of(RunConfig(clients=3, byzantine=1, directions=2, rounds=5), names)
+    settings = Settings.of(RunConfig(clients=3, byzantine=1, directions=2, rounds=5), names)
     ledger = Memory()
 
     def come(port, name, folder):
@@ -229,7 +229,7 @@ def test_a_federation_over_mutual_tls(tmp_path):
 
     async def play():
         key = private_key(federator_key(tmp_path / "keys"))
-        federator = Federator(setup, ledger, peer_name=peer_name, key=key)
+        federator = Federator(settings, ledger, peer_name=peer_name, key=key)
         port = await federator.start("127.0.0.1:0", server_credentials(tmp_path / "keys"))
         with pytest.raises(Refused, match="calls itself 'bob', but its certificate says 'alice'"):
             await come(port, "bob", folders["alice"])

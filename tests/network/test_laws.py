@@ -6,16 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.network.parties import Parties, recipe
+from tests.network.parties import Parties, deal, local_model, recipe
 
 from cyber0.errors import Refused, Unreachable
-from cyber0.network.local_model import LocalModel, load_task
+from cyber0.network.local_model import LocalModel
 from cyber0.network.member import Member
 from cyber0.network.server import Federator
 from cyber0.network.session import attend, run_client
-from cyber0.network.setup import Setup
+from cyber0.participant import load_task
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.records import from_wire, to_wire
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.replay import base, rebuild
@@ -66,21 +67,21 @@ def test_a_federation_is_the_sequential_simulation(tmp_path, changes):
 
 
 def member(config, task, **options):
-    def make(setup, name):
-        return Member(setup, name, LocalModel(config, setup.roster.index(name), task, "cpu"), **options)
+    def make(settings, name):
+        return Member(settings, name, local_model(config, settings.roster.index(name), task), **options)
 
     return make
 
 
 async def begin(config, ledger, **options):
-    federator = Federator(Setup.of(config, deadline=3.0, **options), ledger)
+    federator = Federator(Settings.of(config, deadline=3.0, **options), ledger)
     port = await federator.start("127.0.0.1:0")
     return federator, f"127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")
 def task():
-    return load_task(recipe())
+    return load_task(recipe().agreement, source="embedded")
 
 
 def test_one_leaves_and_another_comes_at_half_time_and_all_hold_the_same_bits(task):
@@ -96,9 +97,9 @@ def test_one_leaves_and_another_comes_at_half_time_and_all_hold_the_same_bits(ta
                 half.set()
 
         def come(name, **options):
-            return asyncio.ensure_future(attend(address, lambda setup: make(setup, name), **options))
+            return asyncio.ensure_future(attend(address, lambda settings: make(settings, name), **options))
 
-        names = list(federator.setup.roster)
+        names = list(federator.settings.roster)
         leaver, *others = [come(name, watch=watch) for name in names[:3]]
         await half.wait()
         leaver.cancel()
@@ -119,9 +120,9 @@ def test_only_some_are_invited_to_a_round(task):
     config, ledger = recipe(rounds=10, clients=6, participation=0.5), Memory()
     marks = asyncio.run(play_all(config, ledger, task))
     assert set(marks) == {replayed(ledger)}
-    setup = Setup.of(config)
+    settings = Settings.of(config)
     for decision in ledger.decisions():
-        assert tuple(ballot.client for ballot in decision.ballots) == setup.voters(decision.round)
+        assert tuple(ballot.client for ballot in decision.ballots) == settings.voters(decision.round)
     simulation = Simulation(config.model_copy(update={"engine": "sequential"}))
     assert [played.present for played in simulation.play()] == [3] * 10
     assert simulation.parameters.fingerprint() == marks[0]
@@ -130,7 +131,7 @@ def test_only_some_are_invited_to_a_round(task):
 async def play_all(config, ledger, task, **options):
     federator, address = await begin(config, ledger)
     make = member(config, task, **options)
-    parties = [attend(address, lambda setup, name=name: make(setup, name)) for name in federator.setup.roster]
+    parties = [attend(address, lambda settings, name=name: make(settings, name)) for name in federator.settings.roster]
     done = await asyncio.gather(*parties)
     await federator.over.wait()
     await federator.close()
@@ -158,26 +159,28 @@ def refused(config, make):
 
 def test_another_version_is_refused_with_a_reason(task):
     config = recipe()
-    said = refused(config, lambda setup: Old(setup, "client-0", LocalModel(config, 0, task, "cpu")))
+    said = refused(config, lambda settings: Old(settings, "client-0", local_model(config, 0, task)))
     assert said == ("the federator refuses this client: it speaks version 9 of the protocol: this federator speaks 1")
 
 
 def test_who_is_not_on_the_roster_is_refused_with_a_reason(task):
     config = recipe()
-    said = refused(config, lambda setup: Member(setup, "eve", LocalModel(config, 0, task, "cpu")))
+    said = refused(config, lambda settings: Member(settings, "eve", local_model(config, 0, task)))
     assert said == "the federator refuses this client: it is not on the roster"
 
 
 def test_another_model_is_refused_with_a_reason(task):
     config, ledger = recipe(rounds=4), Memory()
-    other = load_task(recipe(task="mnist-mlp(hidden=2)"))
+    other = load_task(recipe(task="mnist-mlp(hidden=2)").agreement, source="embedded")
 
     async def play():
         federator, address = await begin(config, ledger)
         make = member(config, task)
-        parties = [attend(address, lambda setup, name=name: make(setup, name)) for name in federator.setup.roster[:3]]
+        parties = [
+            attend(address, lambda settings, name=name: make(settings, name)) for name in federator.settings.roster[:3]
+        ]
         strange = member(config, other)
-        parties.append(attend(address, lambda setup: strange(setup, "client-3")))
+        parties.append(attend(address, lambda settings: strange(settings, "client-3")))
         *done, refusal = await asyncio.gather(*parties, return_exceptions=True)
         federator.stop("enough")
         await federator.close()
@@ -196,10 +199,10 @@ def test_a_gpu_and_cpus_hold_the_same_bits(task):
     async def play():
         federator, address = await begin(config, ledger, fingerprint_every=5)
         parties = [
-            attend(address, lambda setup, place=place, name=name: Member(
-                setup, name, LocalModel(config, place, task, "cuda" if place == 0 else "cpu")
+            attend(address, lambda settings, place=place, name=name: Member(
+                settings, name, LocalModel(config.agreement, place, task, "cuda" if place == 0 else "cpu", deal(config))
             ))
-            for place, name in enumerate(federator.setup.roster)
+            for place, name in enumerate(federator.settings.roster)
         ]  # fmt: skip
         done = await asyncio.gather(*parties)
         await federator.over.wait()

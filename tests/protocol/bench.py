@@ -1,6 +1,6 @@
 """A federator's machine on a bench: four clients, one scalar, and the list of all effects."""
 
-from cyber0.config import RunConfig
+from cyber0.config import Agreement
 from cyber0.protocol.events import (
     Arrived,
     Deadline,
@@ -12,16 +12,21 @@ from cyber0.protocol.events import (
 from cyber0.protocol.machine import Founded, begin, step
 from cyber0.protocol.messages import Hello, Vote
 from cyber0.protocol.records import from_wire, to_wire
-from cyber0.protocol.terms import Terms
+from cyber0.protocol.settings import Settings
 
 ROSTER = ("ann", "bob", "cy", "dan")
 MANIFEST, BASE = bytes([7] * 32), bytes(32)
-FOUNDED = Founded(MANIFEST, BASE, MANIFEST + BASE)
 
 
-def terms(**changes):
-    settings = {"byzantine": 1, "plan": RunConfig(directions=1).plan, "rule": "median", "rounds": 3, "deadline": 10.0}
-    return Terms(**{"roster": ROSTER, **settings, **changes})
+def settings(roster=ROSTER, deadline=10.0, **changes):
+    timing = {name: changes.pop(name) for name in ("longest", "fingerprint_every") if name in changes}
+    agreed = {"clients": len(roster), "byzantine": 1, "directions": 1, "rule": "median", "rounds": 3, **changes}
+    made = Settings(Agreement(**agreed), roster, deadline=deadline, **timing)
+    assert made.quorum
+    return made
+
+
+FOUNDED = Founded.of(settings().identity(MANIFEST, BASE))
 
 
 def hello(name, **changes):
@@ -67,6 +72,6 @@ class Bench:
 
 
 def bench(*names, **changes):
-    machine = Bench(begin(terms(**changes)))
-    machine.come(*(names or machine.state.terms.roster))
+    machine = Bench(begin(settings(**changes)))
+    machine.come(*(names or machine.state.settings.roster))
     return machine

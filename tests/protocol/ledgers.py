@@ -3,7 +3,7 @@
 import numpy as np
 
 from cyber0 import aggregation
-from cyber0.config import RunConfig
+from cyber0.config import Agreement
 from cyber0.directions import DirectionKey, sample
 from cyber0.parameters import Parameters
 from cyber0.protocol.decide import decide
@@ -23,13 +23,13 @@ def parameters(*, bf16=False):
 
 def identity(*, keep_votes=True, bf16=False, **options):
     defaults = {"clients": 5, "byzantine": 1, "directions": 3, "rule": "nnm+cwtm", "rounds": 100, "lr": 0.1}
-    return Identity.of(RunConfig(**{**defaults, **options}), ROSTER, parameters(bf16=bf16), keep_votes=keep_votes)
+    return Identity.of(Agreement(**{**defaults, **options}), ROSTER, parameters(bf16=bf16), keep_votes=keep_votes)
 
 
 def decisions(run, rounds, *, seed=1):
     """Rounds as a federator decides them: now and then a client is late, tells two stories or sends nonsense."""
     rng = np.random.default_rng(seed)
-    rule, plan = aggregation.get_rule(run.config.rule), run.plan
+    rule, plan = aggregation.get_rule(run.agreement.rule), run.plan
     for t in range(rounds):
         votes = rng.normal(size=(plan.rows, 5, plan.directions)).astype(np.float32)
         wires = [to_wire(votes[:, place]) for place in range(5)]
@@ -40,7 +40,7 @@ def decisions(run, rounds, *, seed=1):
         elif t % 3 == 1:
             ballots[odd] = Ballot.of(ROSTER[odd], "rejected", b"xyz", "too short").without_values()
         counted = [place for place in range(5) if ballots[place].verdict == "counted"]
-        yield Decision(t, to_wire(decide(rule, votes[:, counted], run.config.byzantine)), tuple(ballots))
+        yield Decision(t, to_wire(decide(rule, votes[:, counted], run.agreement.byzantine)), tuple(ballots))
 
 
 def fill(ledger, run, rounds, *, seed=1):

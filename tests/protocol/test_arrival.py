@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.bench import BASE, FOUNDED, MANIFEST, ROSTER, Bench, bench, hello, terms
+from tests.protocol.bench import FOUNDED, ROSTER, Bench, bench, hello, settings
 
 from cyber0.protocol.events import (
     Arrived,
@@ -18,6 +18,7 @@ from cyber0.protocol.events import (
     Replay,
     Send,
 )
+from cyber0.protocol.identity import Identity, meaning_bytes
 from cyber0.protocol.machine import begin, resume
 from cyber0.protocol.messages import Bye, Committed, Evaluation, RoundOpen, Welcome
 from cyber0.protocol.records import to_wire
@@ -26,12 +27,12 @@ from cyber0.protocol.records import to_wire
 
 
 def test_a_majority_with_one_model_founds_the_run_and_the_others_are_refused():
-    machine = Bench(begin(terms()))
+    machine = Bench(begin(settings()))
     machine.come("ann", base=bytes([1] * 32))
     machine.come("bob", "cy")
     assert not machine.of(Found)
     machine.come("dan")
-    assert machine.of(Found) == [Found(MANIFEST + BASE)]
+    assert machine.of(Found) == [Found(FOUNDED.identity)]
     assert [len(machine.sent(name, Welcome)) for name in ROSTER] == [0, 1, 1, 1]
     (bye,) = machine.sent("ann", Bye)
     assert bye.final
@@ -42,10 +43,10 @@ def test_a_majority_with_one_model_founds_the_run_and_the_others_are_refused():
 
 @given(st.permutations(ROSTER), st.sampled_from(ROSTER))
 def test_liars_neither_found_nor_block(order, liar):
-    machine = Bench(begin(terms()))
+    machine = Bench(begin(settings()))
     for name in order:
         machine.come(name, base=bytes([name == liar] * 32))
-    assert machine.of(Found) == [Found(MANIFEST + BASE)]
+    assert machine.of(Found) == [Found(FOUNDED.identity)]
 
 
 def test_who_left_before_the_founding_does_not_count():
@@ -65,15 +66,16 @@ def test_founding_is_written_before_anybody_is_welcomed():
 def test_the_layout_that_any_of_them_sent_is_written_down():
     layout = b'[["w",[3],"float32"]]'
     manifest = hashlib.sha256(layout).digest()
-    machine = Bench(begin(terms(identity=lambda *parts: parts[2])))
+    machine = Bench(begin(settings()))
     machine.come("ann", "bob", manifest=manifest)
     machine.come("cy", manifest=manifest, layout=layout)
-    assert machine.of(Found) == [Found(layout)]
+    (found,) = machine.of(Found)
+    assert Identity.from_bytes(found.identity).layout.size == 3
     assert all(event.hello.layout == b"" for event in machine.state.present.values())
 
 
 def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
-    machine = Bench(begin(terms()))
+    machine = Bench(begin(settings()))
     machine.come("ann", layout=b"another")
     assert machine.sent("ann", Bye)[0].reason == "its layout does not have the digest 0707070707070707 that it names"
 
@@ -91,7 +93,7 @@ def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
     ],
 )
 def test_who_does_not_fit_is_refused_with_a_reason(changes, reason):
-    machine = Bench(resume(terms(), FOUNDED, commits=1))
+    machine = Bench(resume(settings(), FOUNDED, commits=1))
     effects = machine(Arrived(Link("ann"), hello(**{"name": "ann", **changes}), head=bytes([9] * 32)))
     send, hang_up, _ = effects
     assert send.message.reason.startswith(reason)
@@ -102,7 +104,7 @@ def test_who_does_not_fit_is_refused_with_a_reason(changes, reason):
 
 @pytest.mark.parametrize("changes", [{"run": bytes(32)}, {"commits": 1}])
 def test_before_the_founding_too(changes):
-    machine = Bench(begin(terms()))
+    machine = Bench(begin(settings()))
     machine.come("ann", **changes)
     assert machine.sent("ann", Bye)[0].final
 
@@ -116,7 +118,7 @@ def test_strangers_are_refused():
 
 
 def test_who_comes_late_is_sent_what_it_lacks_and_waited_for_once_it_keeps_up():
-    machine = Bench(resume(terms(rounds=9), FOUNDED, commits=5))
+    machine = Bench(resume(settings(rounds=9), FOUNDED, commits=5))
     machine.come("ann", "bob", "cy", commits=5)
     effects = machine.come("dan", commits=2)
     assert Replay(Link("dan"), 2, 5) in effects
@@ -144,9 +146,44 @@ def test_a_second_stream_replaces_the_first():
 
 
 def test_evaluations_are_passed_on_from_those_who_said_they_evaluate():
-    machine = Bench(resume(terms(), FOUNDED, commits=0))
+    machine = Bench(resume(settings(), FOUNDED, commits=0))
     machine.come("ann", evaluates=True)
     machine.come("bob")
     evaluation = Evaluation(0, 0.5, 0.7, 100)
     assert machine(Received(Link("ann"), evaluation)) == [Evaluated("ann", evaluation)]
     assert machine(Received(Link("bob"), evaluation)) == []
+
+
+# What a label means
+
+
+def test_a_client_whose_labels_mean_something_else_is_refused_with_the_difference():
+    ours, theirs = ({"prompt": "a" * 64, "words": digit * 64} for digit in "bc")
+    machine = Bench(begin(settings()))
+    machine.come("ann", "bob", "cy", meaning=meaning_bytes(ours))
+    machine.come("dan", meaning=meaning_bytes(theirs))
+    (bye,) = machine.sent("dan", Bye)
+    assert bye.final
+    assert bye.reason == (
+        "its labels mean something else: words cccccccccccccccc instead of bbbbbbbbbbbbbbbb; "
+        "join with the same words as the others"
+    )
+    assert "dan" not in machine.state.present
+
+
+def test_a_run_is_founded_on_the_meaning_that_a_majority_brings():
+    ours, theirs = ({"words": digit * 64} for digit in "bc")
+    machine = Bench(begin(settings()))
+    machine.come("dan", meaning=meaning_bytes(theirs))
+    machine.come("ann", "bob", meaning=meaning_bytes(ours))
+    assert not machine.of(Found)
+    machine.come("cy", meaning=meaning_bytes(ours))
+    (found,) = machine.of(Found)
+    assert Identity.from_bytes(found.identity).meaning == ours
+    assert "its labels mean something else" in machine.sent("dan", Bye)[0].reason
+
+
+def test_a_meaning_that_is_none_is_refused():
+    machine = Bench(begin(settings()))
+    machine.come("ann", meaning=b'{"words":"red"}')
+    assert "a SHA-256 in hexadecimal digits for each part" in machine.sent("ann", Bye)[0].reason

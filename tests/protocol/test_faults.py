@@ -14,7 +14,7 @@ import pytest
 from tests.protocol.toys import BASE, LIES, MANIFEST, Honest, Liar, apply, measured
 
 from cyber0.aggregation import get_rule
-from cyber0.config import RunConfig
+from cyber0.config import Agreement
 from cyber0.errors import RejectedMessage
 from cyber0.protocol.codec import catch_up, decode_from_client, decode_from_federator, encode
 from cyber0.protocol.decide import decide
@@ -24,20 +24,18 @@ from cyber0.protocol.ledger import Memory
 from cyber0.protocol.machine import Founded, begin, resume, step
 from cyber0.protocol.messages import Committed, Hello, Welcome
 from cyber0.protocol.records import from_wire, to_wire
-from cyber0.protocol.terms import Terms
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.verify import verify
 
-PLAN = RunConfig(directions=2).plan
 SECONDS_OF_FAULTS, LAST = 12.0, 2000.0
 
 
 @cache
-def terms_of(clients, rule, rounds, few_invited):
+def settings_of(clients, rule, rounds, few_invited):
+    agreed = {"clients": clients, "byzantine": (clients - 1) // 3, "rule": rule, "rounds": rounds, "directions": 2}
+    agreement = Agreement(**agreed, participation=0.8 if few_invited else 1.0)
     roster = tuple(f"c{number}" for number in range(clients))
-    byzantine = (clients - 1) // 3
-    invited = (lambda t: roster[t % 2 :] if t % 3 else roster) if few_invited else None
-    settings = {"deadline": 1.0, "longest": 4.0, "fingerprint_every": 2, "invited": invited}
-    return Terms(roster, byzantine, PLAN, rule, rounds, **settings)
+    return Settings(agreement, roster, deadline=1.0, longest=4.0, fingerprint_every=2)
 
 
 class World:
@@ -48,17 +46,17 @@ class World:
         self.machine = machine
         clients = rng.choice([4, 4, 5, 7])
         few = clients == 5 and rng.random() < 0.5
-        self.terms = terms_of(clients, rng.choice(["median", "cwtm", "nnm+cwtm"]), rng.randrange(2, 10), few)
-        names = list(self.terms.roster)
+        self.settings = settings_of(clients, rng.choice(["median", "cwtm", "nnm+cwtm"]), rng.randrange(2, 10), few)
+        names = list(self.settings.roster)
         rng.shuffle(names)
-        liars = rng.randrange(self.terms.byzantine + 1)
+        liars = rng.randrange(self.settings.agreement.byzantine + 1)
         self.clients = {name: Liar(name, rng.choice(LIES), rng) for name in names[:liars]}
-        self.honest = {name: Honest(name, self.terms) for name in names[liars:]}
+        self.honest = {name: Honest(name, self.settings) for name in names[liars:]}
         self.clients |= self.honest
         self.bad_day(liars)
         self.now, self.count, self.queue = 0.0, 0, []
         self.identity, self.ledger, self.weights = None, [], [BASE]  # on disk
-        self.state, self.incarnation, self.streams = begin(self.terms), 0, 0
+        self.state, self.incarnation, self.streams = begin(self.settings), 0, 0
         self.links = {}  # name: its open link
         self.cut = set()  # names behind a partition
         self.slots = {}  # (link, direction): when the last message on it arrives, for a stream that keeps order
@@ -75,7 +73,7 @@ class World:
         self.drops = rng.choice([0, 0, 0.05, 0.2])
         self.doubles = 0 if self.keeps_order else rng.choice([0, 0.2])
         self.slow = rng.choice([0.01, 0.3, 2.0])
-        self.may_corrupt = self.keeps_order and liars < self.terms.byzantine
+        self.may_corrupt = self.keeps_order and liars < self.settings.agreement.byzantine
 
     # The clock
 
@@ -110,7 +108,7 @@ class World:
 
     @property
     def ledger_is_full(self):
-        return len(self.ledger) == self.terms.rounds
+        return len(self.ledger) == self.settings.agreement.rounds
 
     def break_link(self, name, noticed=True):
         link = self.links.pop(name, None)
@@ -170,7 +168,7 @@ class World:
             return
         before = self.state
         self.state, effects = self.machine(self.state, event)
-        if isinstance(event, Deadline) and len(before.votes.counted) < self.terms.quorum:
+        if isinstance(event, Deadline) and len(before.votes.counted) < self.settings.quorum:
             assert not any(isinstance(effect, Record) for effect in effects), "too few votes, and yet a commit"
         crash = self.rng.randrange(len(effects) + 1) if self.rng.random() < 0.01 and not self.calm else None
         for number, effect in enumerate(effects):
@@ -183,7 +181,7 @@ class World:
         match effect:
             case Found(identity):
                 assert self.identity is None, "founded twice"
-                assert identity == MANIFEST + BASE, "founded on a liar's model"
+                assert identity == self.settings.identity(MANIFEST, BASE).to_bytes(), "founded on a liar's model"
                 self.identity = identity
             case Record(decision):
                 self.record(decision)
@@ -224,9 +222,9 @@ class World:
 
     def restart_federator(self):
         if self.identity is None:
-            self.state = begin(self.terms)
+            self.state = begin(self.settings)
         else:
-            self.state = resume(self.terms, Founded(MANIFEST, BASE, self.identity), len(self.ledger))
+            self.state = resume(self.settings, Founded.of(Identity.from_bytes(self.identity)), len(self.ledger))
 
     # What goes wrong
 
@@ -265,14 +263,16 @@ class World:
                 assert ballot.verdict != "equivocation", "an honest client is recorded as equivocating"
                 assert ballot.verdict in ("counted", "late") or ballot.client in self.once_corrupted
         counted = {ballot.client: ballot.values for ballot in decision.ballots if ballot.verdict == "counted"}
-        assert len(counted) >= self.terms.quorum
+        assert len(counted) >= self.settings.quorum
         for name in counted.keys() & self.honest.keys():
             if decision.round % 2 == 0 or name not in self.once_corrupted:
                 assert counted[name] == measured(name, decision.round, self.weights[-1]), "a vote from other weights"
         assert all(ballot.client not in counted for ballot in decision.ballots if ballot.verdict == "equivocation")
-        votes = np.stack([from_wire(counted[name], 1) for name in self.terms.roster if name in counted], axis=1)
-        assert decision.scalars == to_wire(decide(get_rule(self.terms.rule), votes, self.terms.byzantine))
-        if self.terms.rule == "nnm+cwtm":  # it mixes coordinates, so that the next law is not its own
+        votes = np.stack([from_wire(counted[name], 1) for name in self.settings.roster if name in counted], axis=1)
+        assert decision.scalars == to_wire(
+            decide(get_rule(self.settings.agreement.rule), votes, self.settings.agreement.byzantine)
+        )
+        if self.settings.agreement.rule == "nnm+cwtm":  # it mixes coordinates, so that the next law is not its own
             return
         true = [name for name in counted if name in self.honest and name not in self.once_corrupted]
         truth = np.stack([from_wire(counted[name], 1) for name in true], axis=1)
@@ -290,7 +290,7 @@ def outcome(seed, machine: Callable = step):
 def test_the_laws_hold_whatever_goes_wrong(block):
     for seed in range(40 * block, 40 * block + 40):
         world = World(seed).run()
-        assert len(world.ledger) == world.terms.rounds
+        assert len(world.ledger) == world.settings.agreement.rounds
         for client in world.honest.values():
             assert client.commits == [decision.scalars for decision in world.ledger]
 
@@ -298,13 +298,11 @@ def test_the_laws_hold_whatever_goes_wrong(block):
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_recorded_is_a_sound_ledger(seed):
     world, ledger = World(seed).run(), Memory()
-    terms = world.terms
-    names = {"clients": len(terms.roster), "byzantine": terms.byzantine, "rule": terms.rule}
-    ledger.found(Identity(RunConfig(directions=2, **names), terms.roster, MANIFEST.hex(), BASE.hex()))
+    ledger.found(world.settings.identity(MANIFEST, BASE))
     for decision in world.ledger:
         ledger.append(decision)
     report = verify(ledger)
-    assert (report.findings, report.aggregates) == ([], terms.rounds)
+    assert (report.findings, report.aggregates) == ([], world.settings.agreement.rounds)
 
 
 def test_a_seed_tells_the_same_story_twice():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.protocol.ledgers import ROSTER, identity, parameters
 
 from cyber0.commit import Commit
-from cyber0.config import RunConfig
+from cyber0.config import Agreement
 from cyber0.errors import InvalidIdentity
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import Identity, base_digest
@@ -21,7 +21,7 @@ ODD_FLOATS = st.floats(1e-20, 1e20)
 
 @given(seed=st.integers(0, 2**64 - 1), lr=ODD_FLOATS, names=st.sets(st.text(min_size=1), min_size=3, max_size=3))
 def test_an_identity_survives_its_bytes(seed, lr, names):
-    run = Identity.of(RunConfig(clients=3, byzantine=1, seed=seed, lr=lr), sorted(names), parameters())
+    run = Identity.of(Agreement(clients=3, byzantine=1, seed=seed, lr=lr), sorted(names), parameters())
     again = Identity.from_bytes(run.to_bytes())
     assert again == run
     assert again.digest == run.digest
@@ -37,8 +37,9 @@ def test_every_part_counts():
         replace(run, roster=ROSTER[::-1]),
         replace(run, base="0" * 64),
         replace(run, layout=None),
+        replace(run, meaning={"words": "1" * 64}),
     ]
-    assert len({other.digest for other in [run, *others]}) == 8
+    assert len({other.digest for other in [run, *others]}) == 9
 
 
 def test_the_bytes_are_canonical():
@@ -57,8 +58,8 @@ def changed(**fields):
     return json.dumps(loaded, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def config(**fields):
-    return {**json.loads(identity().to_bytes())["config"], **fields}
+def agreement(**fields):
+    return {**json.loads(identity().to_bytes())["agreement"], **fields}
 
 
 @pytest.mark.parametrize(
@@ -79,9 +80,12 @@ def config(**fields):
         (changed(layout=[["w", [-1], "float32"]]), "describes no tensor"),
         (changed(layout=[["w", [1], "int8"]]), "describes no tensor"),
         (changed(layout=7), "cannot be used"),
-        (changed(config=config(colour="red")), "unknown key 'colour'"),
-        (changed(config=config(lr=-1.0)), "lr = -1.0"),
-        (changed(config={"rounds": 5}), "but clients = 40"),
+        (changed(meaning={"words": "red"}), "meaning of words = 'red' must be the 64 hexadecimal digits"),
+        (changed(config={"colour": "red"}), "field 'agreement' is unknown"),
+        (changed(agreement=None, meaning=None, config={"colour": "red"}), "unknown key 'colour'"),
+        (changed(agreement=agreement(colour="red")), "unknown key 'colour'"),
+        (changed(agreement=agreement(lr=-1.0)), "lr = -1.0"),
+        (changed(agreement={"rounds": 5}), "but clients = 40"),
         (changed(roster=["ann", "bob", "cy", "dee", "@"]).replace(b"@", b"\\ud800"), "cannot be used"),
         (identity().to_bytes() + b" ", "canonical"),
     ],
@@ -113,8 +117,8 @@ def test_a_decision_is_a_commit(scheme):
 
 
 def test_an_identity_older_than_a_key_keeps_its_digest():
-    old = changed(config={key: value for key, value in config().items() if key != "mu"})
+    old = changed(agreement={key: value for key, value in agreement().items() if key != "mu"})
     read = Identity.from_bytes(old)
-    assert read.config.mu == RunConfig().mu
+    assert read.agreement.mu == Agreement().mu
     assert read.to_bytes() == old
     assert read.digest == hashlib.sha256(old).digest() != identity().digest

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from tests.protocol.bench import ROSTER, bench, terms
+from tests.protocol.bench import ROSTER, bench, settings
 
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidAggregation, InvalidConfig
@@ -32,7 +32,7 @@ def first(votes, _):
 
 @pytest.mark.parametrize("order", list(permutations(ROSTER)))
 def test_the_order_of_arrival_changes_no_byte(order):
-    machine = bench(rule=first)
+    machine = bench(rule="tests.protocol.test_machine:first")
     for name in order:
         machine.vote(name, float(ROSTER.index(name)))
     assert machine.commits == [0.0]
@@ -40,7 +40,7 @@ def test_the_order_of_arrival_changes_no_byte(order):
 
 
 def test_no_rule_is_asked_with_fewer_than_2b_plus_1_votes():
-    machine = bench(rule=first)
+    machine = bench(rule="tests.protocol.test_machine:first")
     machine.vote("ann", 1.0)
     machine.vote("bob", 1.0)
     for extension in range(5):
@@ -53,7 +53,7 @@ def test_a_federator_decides_what_a_simulator_does(name):
     config = RunConfig(source="embedded", clients=5, byzantine=1, directions=3, local_epochs=2, rounds=3, rule=name)
     simulation = Simulation(config)
     roster = tuple(f"client {number}" for number in range(5))
-    machine = bench(roster=roster, plan=config.plan, rule=name)
+    machine = bench(roster=roster, directions=3, local_epochs=2, rule=name)
     for number in range(3):
         votes = simulation.votes(number, np.arange(5))
         for place in (3, 1, 4, 0, 2):
@@ -171,10 +171,12 @@ def test_a_round_that_is_not_open_cannot_be_voted_on(number):
 
 
 def test_who_is_not_invited_is_not_heard_nor_waited_for():
-    machine = bench(invited=lambda t: ROSTER[:3] if t == 0 else ROSTER)
-    (send,) = machine.vote("dan", 1.0)
+    machine = bench(participation=0.75)
+    invited = machine.state.settings.voters(0)
+    (other,) = set(ROSTER) - set(invited)
+    (send,) = machine.vote(other, 1.0)
     assert send.message.reason == "it is not invited to round 0"
-    for name in ROSTER[:3]:
+    for name in invited:
         machine.vote(name, 1.0)
     assert machine.commits == [1.0]
 
@@ -189,18 +191,18 @@ def test_a_rule_that_needs_more_than_2b_plus_1_has_its_own_quorum():
     machine.vote("g", 1.0)
     assert machine.commits == [1.0]
     with pytest.raises(InvalidAggregation):
-        terms(rule="bulyan")
+        settings(rule="bulyan")
 
 
-def test_terms_that_make_no_federation_are_refused():
+def test_settings_that_make_no_federation_are_refused():
     with pytest.raises(InvalidConfig, match="names a client twice"):
-        terms(roster=("ann", "ann", "bob"))
-    with pytest.raises(InvalidConfig, match="fewer than half"):
-        terms(byzantine=2)
+        settings(roster=("ann", "ann", "bob"))
+    with pytest.raises(InvalidConfig, match="at most 1 may lie"):
+        settings(byzantine=2)
 
 
 def test_what_no_model_can_apply_is_not_committed():
-    machine = bench(plan=RunConfig(directions=1, lr=1e20).plan)
+    machine = bench(lr=1e20)
     for name in ROSTER[:3]:
         machine.vote(name, 3e38)
     machine.vote("dan", -1.0)

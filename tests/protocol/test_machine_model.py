@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.protocol.bench import FOUNDED, ROSTER, Bench, terms
+from tests.protocol.bench import FOUNDED, ROSTER, Bench, settings
 
 from cyber0.protocol.events import (
     Deadline,
@@ -26,7 +26,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @initialize(commits=st.integers(0, 2))
     def start(self, commits):
-        self.machine = Bench(resume(terms(rounds=LAST), FOUNDED, commits))
+        self.machine = Bench(resume(settings(rounds=LAST), FOUNDED, commits))
         self.round, self.commits, self.gathering, self.extension = commits, [], True, None
         self.here, self.keeping_up = {}, set()
         self.votes, self.out, self.missed = {}, set(), dict.fromkeys(ROSTER, 0)

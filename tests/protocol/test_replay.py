@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.commit import Commit
-from cyber0.config import RunConfig
+from cyber0.config import Agreement, RunConfig
 from cyber0.directions import FAMILIES, Cpu, DirectionKey, sample
 from cyber0.directions.elementwise import numpy_backend, torch_backend
 from cyber0.directions.native import WHOLE
@@ -174,7 +174,7 @@ def test_a_file_of_another_precision_is_converted_as_torch_converts_it(tmp_path_
     tensor = torch.tensor([values], dtype=torch.float32).nan_to_num().to(kept)
     save_tensors({"w": tensor, "mask": torch.arange(3), "odd": torch.ones(3, dtype=torch.uint8)}, path)
     layout = Parameters({"w": tensor.to(trained), "head": torch.zeros(2)})
-    run = Identity.of(RunConfig(clients=1, byzantine=0), ["ann"], layout)
+    run = Identity.of(Agreement(clients=1, byzantine=0), ["ann"], layout)
     content, loaded = base(run, path)
     assert loaded.fingerprint() == layout.fingerprint()
     content.write(path)
@@ -242,7 +242,7 @@ def test_a_layout_that_is_known_by_its_digest_alone(tmp_path):
 def test_the_base_of_a_task(tmp_path):
     config = RunConfig(source="embedded", clients=5, byzantine=1, directions=3)
     module = mnist(source="embedded").build(0)
-    run = Identity.of(config, identity().roster, Parameters.of(module))
+    run = Identity.of(config.agreement, identity().roster, Parameters.of(module))
     with File(tmp_path / "run.ledger") as ledger:
         fill(ledger, run, 4)
     for known in (run, replace(run, layout=None)):

@@ -1,21 +1,18 @@
 """A base that its task builds, wherever data and model lie now: the digest proves that it is the run's."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cyber0.cli import app
-from cyber0.config import RunConfig
+from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig, InvalidData, InvalidModel, InvalidParameters
 from cyber0.protocol import export
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Memory
-from cyber0.protocol.sqlite import File
 from cyber0.replay import base
-from cyber0.replay.paths import by_name, whole_paths
+from cyber0.replay.rebuild import present
 
 SMALL = {"clients": 4, "byzantine": 1, "partition": "iid", "family": "gaussian", "directions": 2, "batch": 8}
 SMALL |= {"rounds": 3, "lr": 0.01, "device": "cpu"}
@@ -123,23 +120,20 @@ def test_where_a_task_lies_is_asked_only_of_a_task(tmp_path, option):
 
 def test_a_task_without_a_language_model_takes_none(tmp_path):
     ledger = Memory()
-    ledger.found(Identity(RunConfig(source="embedded"), tuple(f"c{n}" for n in range(40)), "0" * 64, "0" * 64))
+    ledger.found(Identity(Agreement(), tuple(f"c{n}" for n in range(40)), "0" * 64, "0" * 64))
     with pytest.raises(InvalidConfig, match="takes no language model: leave it out"):
         base(ledger.identity, None, model="roberta-large")
-    with pytest.raises(InvalidData, match="source 'embedded' reads no files: leave out the folder"):
+    with pytest.raises(InvalidData, match="holds no MNIST"):
         base(ledger.identity, None, tmp_path)
 
 
-def test_a_whole_path_in_an_option_stays_and_is_said_and_is_found_again_beside_the_data(tmp_path, texts):
+def test_a_file_goes_by_its_name_and_is_found_beside_the_data(tmp_path, texts):
     prompt = (texts / "prompt.toml").rename(tmp_path / "my.toml")
     folder, fingerprint = played(texts, "encoder", prompt)
-    said = exported(folder, tmp_path / "run.cyber0")
-    assert said == (
-        f"cyber0: {tmp_path / 'run.cyber0'} names {prompt}: to leave it out, put the file beside the data, "
-        f"write its name alone in {folder}/config.toml, export again\n"
-    )
-    config = export.read(tmp_path / "run.cyber0").identity.config
-    assert config.task == f"text-classification(prompt={str(prompt)!r})"
+    assert exported(folder, tmp_path / "run.cyber0") == ""
+    identity = export.read(tmp_path / "run.cyber0").identity
+    assert identity.agreement.task == "text-classification(prompt='my.toml')"
+    assert str(tmp_path) not in identity.to_bytes().decode()
     prompt.rename(texts / "my.toml")  # as on another machine: not where it was
     where = ["--base", "task", "--data", texts, "--model", texts / "encoder"]
     done = invoke("verify", tmp_path / "run.cyber0", *where)
@@ -147,60 +141,33 @@ def test_a_whole_path_in_an_option_stays_and_is_said_and_is_found_again_beside_t
     assert f"has the fingerprint recorded, {fingerprint}" in done.output
 
 
-def test_what_is_said_of_such_a_path_helps(tmp_path, texts):
-    prompt = (texts / "prompt.toml").rename(tmp_path / "my.toml")
-    folder, fingerprint = played(texts, "roberta", prompt)
-    prompt.rename(texts / "my.toml")
-    written = folder / "config.toml"
-    written.write_text(written.read_text().replace(str(prompt), "my.toml"))
-    assert exported(folder, tmp_path / "run.cyber0") == ""
-    assert str(tmp_path) not in export.read(tmp_path / "run.cyber0").identity.to_bytes().decode()
-    where = ["--base", "task", "--data", texts, "--model", texts / "roberta"]
-    assert fingerprint in invoke("replay", tmp_path / "run.cyber0", *where, "--out", tmp_path / "out").output
-
-
-def test_what_clients_agreed_on_is_exported_as_it_is(tmp_path):
-    config = RunConfig(task="sst2(prompt='/home/ann/my.toml')", model="/home/ann/roberta", clients=1, byzantine=0)
-    with File(tmp_path / "run.ledger") as ledger:
-        ledger.found(Identity(config, ("ann",), "0" * 64, "0" * 64))
-        digest = ledger.identity.digest
-    said = exported(tmp_path / "run.ledger", tmp_path / "run.cyber0").splitlines()
-    start = f"cyber0: {tmp_path / 'run.cyber0'} names "
-    end = ": it is part of the run's identity, and stays"
-    assert said == [f"{start}{path}{end}" for path in ("/home/ann/my.toml", "/home/ann/roberta")]
-    assert export.read(tmp_path / "run.cyber0").identity.digest == digest
-
-
 words = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="'\"\\/"), min_size=1)
 
 
 @given(st.lists(words, min_size=1, max_size=4), st.sampled_from(["/", "~/", "C:/", "C:\\"]), words.map("of {}".format))
-def test_a_whole_path_is_found_in_any_option_and_a_name_alone_is_none(parts, start, other):
+def test_no_whole_path_is_agreed_on_and_a_name_alone_stays(parts, start, other):
     path = start + "/".join(parts)
-    for task in (f"t(a='{path}')", f'p.m:t(a=1, b="{path}", c="{other}")', f"t(a=['{other}', '{path}'])"):
-        assert whole_paths(RunConfig(task=task)) == [path]
-    assert whole_paths(RunConfig(task=f"t(a='of {'/'.join(parts)}', b='/', c='{other}')")) == []
-    assert whole_paths(RunConfig(data=path, model=path)) == [path, path]
+    agreement = RunConfig(task=f"t(a={path!r}, b=[{other!r}, {path!r}], c={other!r})", model=path, data=path).agreement
+    assert agreement.task == f"t(a={parts[-1]!r}, b=[{other!r}, {parts[-1]!r}], c={other!r})"
+    assert agreement.model == parts[-1]
+    task = f"t(a={'of ' + '/'.join(parts)!r}, b='/')"
+    assert RunConfig(task=task, model="org/model").agreement.task == task
 
 
-@given(text=st.text(), path=st.lists(words, min_size=1).map("/".join))
-def test_a_task_is_taken_as_it_is_unless_its_files_are_in_the_folder(tmp_path_factory, text, path):
-    empty = tmp_path_factory.mktemp("empty")
-    assert by_name(text, empty) == text
-    assert by_name(f"t(a='/no/{path}')", empty) == f"t(a='/no/{path}')"
-
-
-def test_a_file_goes_by_its_name_only_where_it_is_not_at_its_path(tmp_path):
-    here, gone = tmp_path / "here.toml", Path("/no/such/gone.toml")
+def test_an_old_file_goes_by_its_name_only_where_it_is_not_at_its_path(tmp_path):
+    here, gone = tmp_path / "here.toml", "/no/such/gone.toml"
     (tmp_path / "folder").mkdir()
     for path in (here, tmp_path / "folder" / "here.toml", tmp_path / "folder" / "gone.toml"):
         path.touch()
-    task = f"t(a='{here}', b='{gone}', c='D:\\\\texts\\\\gone.toml', d='lora(rank=8)')"
-    assert by_name(task, tmp_path / "folder") == f"t(a='{here}', b='gone.toml', c='gone.toml', d='lora(rank=8)')"
+    assert present(str(here), tmp_path / "folder") == str(here)
+    assert present(gone, tmp_path / "folder") == "gone.toml"
+    assert present("D:\\texts\\gone.toml", tmp_path / "folder") == "gone.toml"
+    assert present(gone, tmp_path) == gone
+    assert present("lora(rank=8)", tmp_path / "folder") == "lora(rank=8)"
 
 
 def test_code_of_others_is_not_run_whatever_is_in_the_folder(tmp_path):
     (tmp_path / "my.toml").touch()
-    config = RunConfig(task="sst2(prompt='/no/my.toml', adapter='os:system')", clients=1, byzantine=0)
+    agreement = Agreement(task="sst2(prompt='/no/my.toml', adapter='os:system')", clients=1, byzantine=0)
     with pytest.raises(InvalidConfig, match="is code of somebody"):
-        base(Identity(config, ("ann",), "0" * 64, "0" * 64), None, tmp_path)
+        base(Identity(agreement, ("ann",), "0" * 64, "0" * 64), None, tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cyber0.protocol.messages import Bye, CatchUp, Committed, Hello, Rejection, RoundOpen, Vote
 from cyber0.protocol.records import to_wire
-from cyber0.protocol.terms import Terms
+from cyber0.protocol.settings import Settings
 
 MANIFEST, BASE = bytes([7] * 32), bytes(32)
 LENGTH = 8
@@ -29,7 +29,7 @@ class Honest:
     """A client: what it stores survives a crash; it stores a vote before it sends it."""
 
     name: str
-    terms: Terms
+    settings: Settings
     commits: list[bytes] = field(default_factory=list)
     stored: Vote | None = None
     weights: bytes = BASE
@@ -58,7 +58,7 @@ class Honest:
                 return self.reset(world) if replay else []
             case Bye(finished=finished, replay=replay):
                 assert finished or replay, f"an honest client was refused: {message}"
-                self.finished = len(self.commits) == self.terms.rounds
+                self.finished = len(self.commits) == self.settings.agreement.rounds
                 return self.reset(world) if replay else [] if self.finished else self.hello()
             case _:
                 return []
@@ -74,7 +74,11 @@ class Honest:
         return []
 
     def vote(self, number):
-        if number != len(self.commits) or number >= self.terms.rounds or self.name not in self.terms.voters(number):
+        if (
+            number != len(self.commits)
+            or number >= self.settings.agreement.rounds
+            or self.name not in self.settings.voters(number)
+        ):
             return []
         if self.stored is None or self.stored.round != number:
             mark = int.from_bytes(self.weights[:8]) if number % 2 == 0 else None

@@ -51,7 +51,7 @@ def test_a_run_of_user_s_own_rule_plays_among_others(tmp_path, monkeypatch):
 
 
 def test_what_differs_in_shape_is_refused():
-    with pytest.raises(InvalidConfig, match="may differ in seed"):
+    with pytest.raises(InvalidConfig, match="only seed"):
         Ensemble([RunConfig(**SMALL), RunConfig(**SMALL, lr=0.5)])
     assert shape_of(RunConfig(**SMALL, engine="sequential")) is None
     assert shape_of(RunConfig(**{**SMALL, "clients": 10}, participation=0.5)) is None

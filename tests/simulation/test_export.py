@@ -16,7 +16,7 @@ from cyber0.protocol import export
 from cyber0.protocol.ledger import Memory
 from cyber0.replay import Weights, rebuild
 from cyber0.simulation import Simulation
-from cyber0.simulation.export import Record, from_folder, recorded, shared
+from cyber0.simulation.export import Record, from_folder, recorded
 from cyber0.simulation.run import run
 from cyber0.study.folder import StudyFolder
 from cyber0.study.recipe import Recipe
@@ -150,8 +150,8 @@ def test_the_export_says_nothing_of_the_machine(tmp_path, tiny_texts):
     run(config, tmp_path / "run")
     identity = exported(tmp_path / "run", tmp_path / "run.cyber0").identity
     assert str(tmp_path) not in identity.to_bytes().decode()
-    assert identity.config == shared(config)
-    assert identity.config.model == "tiny"
+    assert identity.agreement == config.agreement
+    assert identity.agreement.model == "tiny"
 
 
 def test_the_fingerprint_is_recorded_and_verified(tmp_path):
@@ -211,7 +211,7 @@ def test_a_study_keeps_its_runs_where_its_recipe_says_so(tmp_path, tiny_texts):
     assert config.model not in results.about["data"]
     kept = json.loads((tmp_path / "study" / "runs" / "sf_seed0.json").read_text())
     file = tmp_path / "study" / "exports" / "sf_seed0.cyber0"
-    assert kept["config"]["model"] == export.read(file).identity.config.model == "someone/tiny"
+    assert kept["config"]["model"] == export.read(file).identity.agreement.model == "someone/tiny"
     assert replayed(file, config.model, tmp_path / "out") == kept["summary"]["model_fingerprint"]
     assert str(tmp_path) not in json.dumps(kept)
 

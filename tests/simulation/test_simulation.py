@@ -3,8 +3,8 @@ import pytest
 
 from cyber0 import errors
 from cyber0.config import RunConfig
+from cyber0.plan import participants
 from cyber0.simulation import Simulation
-from cyber0.simulation.population import participants
 from cyber0.simulation.run import run
 from cyber0.tasks.task import get_task
 
@@ -134,7 +134,7 @@ def test_clients_draw_what_they_would_draw_alone():
         ({"device": "gpu"}, errors.InvalidConfig, "device = 'gpu' cannot be used"),
         ({"clients": 5000}, errors.InvalidData, "5000"),
         ({"device": "meta"}, errors.InvalidConfig, "device = 'meta' cannot be used"),
-        ({"partition": "iid", "alpha": 2.0}, errors.UnknownName, "alpha"),
+        ({"partition": "iid", "alpha": 2.0}, errors.InvalidConfig, "alpha = 2.0 is for partition = 'dirichlet'"),
         ({"partition": "dirichlet(alpha='x')"}, errors.InputError, "alpha"),
         ({"partition": "shards(per_client=1.5)"}, errors.InputError, "shards"),
         ({"task": "mnist-mlp(hidden='a')"}, errors.InvalidConfig, "task = .*hidden"),

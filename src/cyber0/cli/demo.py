@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cyber0.config import RunConfig, merged
+from cyber0.config import RunConfig
 from cyber0.extras import require
 from cyber0.parameters import Parameters
 from cyber0.progress import Progress
@@ -58,7 +58,7 @@ def demo(
 
 def _config(rounds: int, clients: int, rule: str, attack: str) -> RunConfig:
     given: dict[str, Any] = {"rounds": rounds, "clients": clients, "byzantine": clients // 4, "alpha": 1.0}
-    return merged({"source": "embedded", "rule": rule, "attack": attack, "evaluate_every": rounds}, given)
+    return RunConfig(source="embedded", rule=rule, attack=attack, evaluate_every=rounds, **given)
 
 
 def _rebuilt(simulation: Any, aggregates: list[Any]) -> int:

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from cyber0.cli.recipe import read_recipe
-from cyber0.cli.run import with_config_options
-from cyber0.config import merged
+from cyber0.cli.run import with_options
+from cyber0.config import Agreement, RunConfig
 from cyber0.flower.template import new as write
 
 __all__ = ["flower"]
@@ -22,7 +22,7 @@ def group() -> None:
 
 
 @flower.command()
-@with_config_options
+@with_options(Agreement)
 def new(
     folder: Annotated[Path, typer.Argument(help="A new folder for the app.", show_default=False)],
     recipe: Annotated[
@@ -36,6 +36,6 @@ def new(
 ) -> None:
     """Write a Flower app that trains by cyber0; `flwr run` starts it."""
     given = {name: value for name, value in options.items() if value is not None}
-    write(folder, merged(read_recipe(recipe), given), ledger)
+    write(folder, RunConfig(**{**read_recipe(recipe), **given}), ledger)
     console = Console(soft_wrap=True)
     console.print(f"written to {folder}; start it with: flwr run {folder} --stream", markup=False, highlight=False)

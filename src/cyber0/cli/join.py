@@ -25,7 +25,7 @@ def join(
         str | None, typer.Option(help="Your name on the roster. \\[default: that of your certificate]")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder of the data files.", show_default=False)] = None,
-    source: Annotated[str | None, typer.Option(help="Where the data come from. \\[default: as the run says]")] = None,
+    source: Annotated[str, typer.Option(help="Where the data come from: auto, embedded, or a set's name.")] = "auto",
     model: Annotated[
         str | None,
         typer.Option(help="The language model on this machine: a hub id or a folder. \\[default: as the run says]"),
@@ -38,14 +38,23 @@ def join(
             show_default="~/.local/state/cyber0",
         ),
     ] = None,
+    deal: Annotated[
+        str | None,
+        typer.Option(
+            help="To try things out with data that all clients have: train on the share that a partition deals you, "
+            "such as iid or dirichlet(alpha=0.1). Otherwise you train on all of your data.",
+            show_default=False,
+        ),
+    ] = None,
     index: Annotated[
-        int | None, typer.Option(min=0, help="Which share of the data is yours; your place on the roster if not given.")
+        int | None,
+        typer.Option(min=0, help="Which share --deal deals you. \\[default: by your place on the roster]"),
     ] = None,
     own_code: Annotated[
         bool,
         typer.Option(
             "--own-code",
-            help="Allow a task or partition given as package.module:object to be imported: only if that code is yours.",
+            help="Allow a task that the run gives as package.module:object to be imported: only if that code is yours.",
         ),
     ] = False,
     evaluate: Annotated[
@@ -82,6 +91,7 @@ def join(
         "model": model,
         "device": device,
         "state": state or state_directory(),
+        "deal": deal,
         "index": index,
         "own_code": own_code,
         "evaluates": evaluate,
@@ -99,7 +109,7 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
     with keeping(lambda: kept if options["state"].exists() else ""), Progress(console, name) as progress:
 
         def watch(member: Any) -> None:
-            progress.update(member.holds, total=member.setup.config.rounds)
+            progress.update(member.holds, total=member.settings.agreement.rounds)
 
         outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     _print(console, outcome, options["out"])

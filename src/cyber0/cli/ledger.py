@@ -18,7 +18,6 @@ from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import Verdict
 from cyber0.protocol.sqlite import File
 from cyber0.replay import opened
-from cyber0.replay.paths import whole_paths
 
 __all__ = ["ledger"]
 
@@ -58,16 +57,17 @@ def show(file: Run) -> None:
 
 def _show_run(console: Console, run: Ledger) -> None:
     identity, head = run.identity, run.head
-    config, plan = identity.config, identity.plan
+    agreement, plan = identity.agreement, identity.plan
     line(console, "run", identity.digest.hex())
-    line(console, "task", f"{config.task}, {config.algorithm}, seed {config.seed}")
-    if config.model is not None:
-        line(console, "model", f"{config.model}, {config.precision}")
-    line(console, "rule", f"{config.rule}, {config.byzantine} of {config.clients} clients may lie")
-    line(console, "step", f"{plan.rows} x {plan.directions} {plan.family} directions, lr {config.lr}, {plan.scheme}")
+    line(console, "task", f"{agreement.task}, seed {agreement.seed}")
+    if agreement.model is not None:
+        line(console, "model", f"{agreement.model}, {agreement.precision}")
+    line(console, "rule", f"{agreement.rule}, {agreement.byzantine} of {agreement.clients} clients may lie")
+    line(console, "step", f"{plan.rows} x {plan.directions} {plan.family} directions, {plan.scheme}")
+    line(console, "lr", f"{agreement.lr}, {agreement.schedule}")
     line(console, "manifest", identity.manifest)
     line(console, "base", identity.base)
-    line(console, "rounds", f"{head.rounds:,} of {config.rounds:,}, {4 * plan.scalars:,} bytes each")
+    line(console, "rounds", f"{head.rounds:,} of {agreement.rounds:,}, {4 * plan.scalars:,} bytes each")
     line(console, "head", head.commit.hex())
     line(console, "votes' head", "not known" if head.votes is None else head.votes.hex())
     for seal in run.seals[-1:]:
@@ -114,15 +114,6 @@ def export(
     line(console, "head", history.head.commit.hex())
     line(console, "signed", "yes" if history.seal is not None and history.seal.signature else "no")
     line(console, "written to", f"{out}, {size:,} bytes")
-    for path in whole_paths(history.identity.config):
-        _warn(out, path, file if file.is_dir() else None)
-
-
-def _warn(out: Path, path: str, folder: Path | None) -> None:
-    """Warn that the file names a path of this machine, which is part of the run's identity."""
-    kept = "it is part of the run's identity, and stays"
-    own = f"to leave it out, put the file beside the data, write its name alone in {folder}/config.toml, export again"
-    typer.secho(f"cyber0: {out} names {path}: {kept if folder is None else own}", fg="yellow", err=True)
 
 
 @contextmanager

@@ -78,9 +78,9 @@ def begun_with(ledger: Ledger, base: str, data: Path | None, model: str | None) 
     try:
         return base_of(ledger.identity, None if base == "task" else Path(base), data, model)
     except InvalidParameters as error:
-        config = ledger.identity.config
+        agreement = ledger.identity.agreement
         builds = "" if base == "task" else ", which --base task builds"
-        whose = config.model or f"the task {config.task}"
+        whose = agreement.model or f"the task {agreement.task}"
         raise InvalidParameters(f"--base {base}: {error}; give the weights of {whose}{builds}") from None
 
 

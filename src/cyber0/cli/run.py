@@ -12,27 +12,39 @@ from rich.console import Console
 
 from cyber0.cli.errors import keeping
 from cyber0.cli.recipe import read_recipe
-from cyber0.config import RunConfig, merged
+from cyber0.config import Agreement, MachineOptions, Options, RunConfig, SimulationOptions
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
 from cyber0.progress import Progress
 
-__all__ = ["run", "with_config_options"]
+__all__ = ["run", "with_options"]
+
+PANELS: dict[type[Options], str] = {
+    Agreement: "The run: what all parties agree on",
+    SimulationOptions: "The simulation",
+    MachineOptions: "This machine",
+}
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each key of a configuration; those not given stay None.
+def with_options(*groups: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each key of some groups of a configuration; those not given stay None.
 
     The command's own parameters come first; it takes the others as `**options`.
     """
-    own = [p for p in Signature.from_callable(command).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-    for name, field in RunConfig.model_fields.items():
-        option = typer.Option(help=_help(field.annotation, field.description or "", field.default), show_default=False)
-        annotation = Annotated[_plain(field.annotation) | None, option]
-        own.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    command.__signature__ = Signature(own)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
-    return command
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in Signature.from_callable(command).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        for group in groups:
+            for name, field in group.model_fields.items():
+                help_text = _help(field.annotation, field.description or "", field.default)
+                option = typer.Option(help=help_text, show_default=False, rich_help_panel=PANELS[group])
+                annotation = Annotated[_plain(field.annotation) | None, option]
+                own.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+        command.__signature__ = Signature(own)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+        return command
+
+    return decorate
 
 
 def _help(annotation: Any, description: str, default: Any) -> str:
@@ -48,7 +60,7 @@ def _plain(annotation: Any) -> Any:
     return _plain(inner[0]) if inner and get_origin(annotation) is not Literal else str
 
 
-@with_config_options
+@with_options(Agreement, SimulationOptions, MachineOptions)
 def run(
     recipe: Annotated[
         Path | None, typer.Argument(help="A file in TOML with the options below as keys; options go over it.")
@@ -83,7 +95,7 @@ def run(
 
 def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None, resume: Path | None) -> RunConfig:
     if resume is None:
-        config = merged(read_recipe(recipe), given)
+        config = RunConfig(**{**read_recipe(recipe), **given})
         return config.model_copy(update=_resolved(config))
     if recipe or given or out:
         raise InvalidConfig(f"--resume {resume} takes its configuration from that folder: give no other")

@@ -12,21 +12,21 @@ from rich.console import Console
 
 from cyber0 import registry, tasks
 from cyber0.cli.recipe import read_recipe
-from cyber0.cli.run import with_config_options
-from cyber0.config import merged
+from cyber0.cli.run import with_options
+from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.network.keys import check_name, federator_key, peer_name, server_credentials
 from cyber0.network.server import Federator
-from cyber0.network.setup import Setup
 from cyber0.network.show import showing
 from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import private_key
 from cyber0.protocol.sqlite import File
 
 __all__ = ["serve"]
 
 
-@with_config_options
+@with_options(Agreement)
 def serve(
     recipe: Annotated[
         Path | None, typer.Argument(help="A file in TOML with the options of cyber0 run as keys; options go over it.")
@@ -52,6 +52,9 @@ def serve(
     fingerprint_every: Annotated[
         int, typer.Option(min=1, help="Rounds from one comparison of the clients' weights to the next.")
     ] = 100,
+    evaluate_every: Annotated[
+        int, typer.Option(min=1, help="Rounds from one evaluation to the next, of clients that evaluate.")
+    ] = 10,
     no_votes: Annotated[
         bool, typer.Option("--no-votes", help="Keep only digests of the votes in the ledger, not their values.")
     ] = False,
@@ -60,38 +63,26 @@ def serve(
     """Serve a federation: decide each round from the clients' votes. Needs no model, no data and no torch."""
     given = {name: value for name, value in options.items() if value is not None}
     check_listen(listen, secure=tls is not None, insecure=insecure)
-    waits = {"deadline": deadline, "fingerprint_every": fingerprint_every}
+    timing = {"deadline": deadline, "fingerprint_every": fingerprint_every, "evaluate_every": evaluate_every}
     anything = bool(recipe or given or roster or no_votes)
-    asked = _asked(recipe, given, roster, no_votes, waits) if anything or not ledger.exists() else None
+    asked = _asked(recipe, given, roster, no_votes, timing) if anything or not ledger.exists() else None
     with File(ledger) as file:
-        setup = _setup(file, asked, waits)
+        settings = Settings.of_ledger(file, asked, **timing)
         signer = key or (federator_key(tls) if tls else None)
-        asyncio.run(_serve(setup, file, listen, tls, None if signer is None else private_key(signer), linger))
-
-
-def _setup(file: Ledger, asked: Setup | None, waits: dict[str, Any]) -> Setup:
-    """Return the run of the ledger, which the options must not contradict; in a new ledger, the one asked for."""
-    if not file.founded:
-        if asked is None:  # it was stopped before a majority came: what was asked for then is not known
-            raise InvalidConfig("the ledger holds no run yet: give the run's options again, or remove the file")
-        return asked
-    resumed = Setup.resumed(file, **waits)
-    if asked not in (None, resumed):
-        raise InvalidConfig("the ledger holds another run: give its options, or none, or another ledger")
-    return resumed
+        asyncio.run(_serve(settings, file, listen, tls, None if signer is None else private_key(signer), linger))
 
 
 def _asked(
-    recipe: Path | None, given: dict[str, Any], roster: str | None, no_votes: bool, waits: dict[str, Any]
-) -> Setup:
+    recipe: Path | None, given: dict[str, Any], roster: str | None, no_votes: bool, timing: dict[str, Any]
+) -> Settings:
     members = None if roster is None else names_of(roster)
     keys = read_recipe(recipe)
     if members and "clients" not in {**keys, **given}:
         given = {**given, "clients": len(members)}
-    setup = Setup.of(merged(keys, given), members, keep_votes=not no_votes, **waits)
-    registry.check("task", setup.config.task, tasks.NAMES)  # these two refuse what no client could play
-    _ = setup.terms
-    return setup
+    settings = Settings.of(RunConfig(**{**keys, **given}), members, keep_votes=not no_votes, **timing)
+    registry.check("task", settings.agreement.task, tasks.NAMES)  # these two refuse what no client could play
+    _ = settings.quorum
+    return settings
 
 
 def names_of(roster: str) -> tuple[str, ...]:
@@ -136,11 +127,11 @@ def is_loopback(address: str) -> bool:
     return False
 
 
-async def _serve(setup: Setup, ledger: Ledger, listen: str, tls: Path | None, key: Any, linger: float) -> None:
+async def _serve(settings: Settings, ledger: Ledger, listen: str, tls: Path | None, key: Any, linger: float) -> None:
     console = Console(soft_wrap=True)
     with showing(console) as show:
         federator = Federator(
-            setup, ledger, peer_name=None if tls is None else peer_name, key=key, linger=linger, notice=show.notice
+            settings, ledger, peer_name=None if tls is None else peer_name, key=key, linger=linger, notice=show.notice
         )
         signals: list[int] = []
 
@@ -164,7 +155,10 @@ async def _serve(setup: Setup, ledger: Ledger, listen: str, tls: Path | None, ke
 
 
 def _report(console: Console, federator: Federator) -> None:
-    lines = {"rounds": f"{federator.state.round:,} of {federator.setup.config.rounds:,}", "ended": federator.reason}
+    lines = {
+        "rounds": f"{federator.state.round:,} of {federator.settings.agreement.rounds:,}",
+        "ended": federator.reason,
+    }
     if federator.ledger.founded:
         lines["head"] = federator.ledger.head.commit.hex()
         seals = federator.ledger.seals

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cyber0.aggregation import RULES, get_rule
-from cyber0.config import merged
+from cyber0.config import RunConfig
 from cyber0.errors import InvalidAggregation, InvalidConfig
 from cyber0.progress import Progress
 from cyber0.testing import measured_kappa
@@ -17,7 +17,7 @@ from cyber0.theory import Constants, distortion, largest_lr, least_directions, p
 
 __all__ = ["theory"]
 
-PAPER = merged({}, {})  # its MNIST study
+PAPER = RunConfig()  # its MNIST study
 MEASURABLE = 11  # so many vectors have at most 462 honest subsets: seconds for all rules
 TRIALS = 100
 MEASURED = [*RULES, *(f"nnm+{rule}" for rule in ("cwtm", "geometric_median", "krum", "median"))]

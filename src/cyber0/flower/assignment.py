@@ -20,10 +20,10 @@ class Node:
 
 
 class Assignment:
-    """A seat for each client of a roster.
+    """Which node is which client of a roster.
 
-    Where `named`, a node sits where its registered name says, and nowhere else. Otherwise whoever comes first sits
-    first, comes back to its own seat, and a newcomer takes the seat of a node that is offline.
+    If `named`, a node is the client of its registered name, and no other. Otherwise clients are assigned in the order
+    in which nodes come; a node that comes back is the client it was, and a newcomer replaces a node that is offline.
 
     >>> assignment = Assignment(("client-0", "client-1"))
     >>> sorted(assignment.changed([Node(7), Node(8), Node(9)]))
@@ -36,20 +36,20 @@ class Assignment:
 
     def __init__(self, roster: tuple[str, ...], *, named: bool = False) -> None:
         self.roster, self.named = roster, named
-        self.seats: dict[str, Node] = {}
+        self.places: dict[str, Node] = {}
 
     def changed(self, nodes: Iterable[Node]) -> dict[str, Node]:
-        """Seat the nodes that are online; gives those that sit where they did not, or were started anew."""
+        """Assign the nodes that are online, and return the clients whose node is another one or was restarted."""
         online = {node.number: node for node in sorted(nodes, key=lambda node: (node.since, node.number))}
-        before = dict(self.seats)
-        seated = {node.name: node for node in online.values()} if self.named else self._first_come(online)
-        self.seats.update({name: node for name, node in seated.items() if name in self.roster})
-        return {name: node for name, node in self.seats.items() if before.get(name) != node}
+        before = dict(self.places)
+        placed = {node.name: node for node in online.values()} if self.named else self._first_come(online)
+        self.places.update({name: node for name, node in placed.items() if name in self.roster})
+        return {name: node for name, node in self.places.items() if before.get(name) != node}
 
     def _first_come(self, online: dict[int, Node]) -> dict[str, Node]:
-        kept = {name: online[node.number] for name, node in self.seats.items() if node.number in online}
-        sitting = {node.number for node in kept.values()}
-        newcomers = (node for number, node in online.items() if number not in sitting)
-        never = [name for name in self.roster if name not in self.seats]
-        left = [name for name in self.roster if name in self.seats and name not in kept]
+        kept = {name: online[node.number] for name, node in self.places.items() if node.number in online}
+        present = {node.number for node in kept.values()}
+        newcomers = (node for number, node in online.items() if number not in present)
+        never = [name for name in self.roster if name not in self.places]
+        left = [name for name in self.roster if name in self.places and name not in kept]
         return kept | dict(zip(never + left, newcomers, strict=False))

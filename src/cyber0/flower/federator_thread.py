@@ -6,13 +6,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from cyber0.errors import InvalidConfig
-from cyber0.flower.settings import Settings
+from cyber0.flower.run_config import TIMING, Serving
 from cyber0.network.server import Federator
-from cyber0.network.setup import Setup
 from cyber0.network.tally import Tally
 from cyber0.network.tokens import Tokens, passing
-from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import private_key
 from cyber0.protocol.sqlite import File
 
@@ -20,23 +18,23 @@ __all__ = ["FederatorThread"]
 
 
 class FederatorThread:
-    """The federator of an order, from `with` on: at `address`, known by `authority`, open to whom `tokens` name.
+    """A federator, from `with` on: at `address`, known by `authority`, open to whom `tokens` name.
 
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
-    >>> order = Settings.of({"clients": 3, "byzantine": 1, "ledger": str(Path(mkdtemp()) / "run.sqlite")})
-    >>> with FederatorThread(order) as host:
-    ...     print(host.roster, host.is_over)
+    >>> from cyber0.flower.run_config import read
+    >>> run_config = {"clients": 3, "byzantine": 1, "ledger": str(Path(mkdtemp()) / "run.sqlite")}
+    >>> with FederatorThread(*read(run_config)) as federator:
+    ...     print(federator.settings.roster, federator.is_over)
     ('client-0', 'client-1', 'client-2') False
     """
 
-    def __init__(self, order: Settings, notice: Callable[[str], None] = lambda _: None) -> None:
-        self.order, self.notice = order, notice
+    def __init__(self, settings: Settings, serving: Serving, notice: Callable[[str], None] = lambda _: None) -> None:
+        self.settings, self.serving, self.notice = settings, serving, notice
         self.tokens = Tokens()
-        self.roster: tuple[str, ...] = ()
         self.address, self.head = "", ""
         self.tally = Tally(())
-        server = passing([order.host])
+        server = passing([serving.host])
         self.authority, self._credentials = server.authority, server.credentials
         self._federator: Federator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -71,29 +69,18 @@ class FederatorThread:
         self._started.set()
 
     async def _serve(self) -> None:
-        order = self.order
-        with File(order.path) as ledger:
-            setup = _setup(order, ledger)
-            key = private_key(order.key_path) if order.key_path else None
+        serving = self.serving
+        with File(serving.path) as ledger:
+            timing = {name: getattr(self.settings, name) for name in TIMING}
+            settings = Settings.of_ledger(ledger, self.settings, **timing)
+            key = private_key(serving.key_path) if serving.key_path else None
             federator = Federator(
-                setup, ledger, peer_name=self.tokens.peer_name, key=key, linger=order.linger, notice=self.notice
+                settings, ledger, peer_name=self.tokens.peer_name, key=key, linger=serving.linger, notice=self.notice
             )
-            port = await federator.start(order.listen, self._credentials)
+            port = await federator.start(serving.listen, self._credentials)
             self._loop, self._federator, self.tally = asyncio.get_running_loop(), federator, federator.tally
-            self.roster, self.address = setup.roster, order.place(port)
+            self.settings, self.address = settings, serving.address_at(port)
             self._started.set()
             await federator.over.wait()
             await federator.close()
             self.head = ledger.head.commit.hex() if ledger.founded else ""
-
-
-def _setup(order: Settings, ledger: Ledger) -> Setup:
-    """The run that is ordered, from where the ledger has it."""
-    how = {"deadline": order.deadline, "fingerprint_every": order.fingerprint_every}
-    ordered = Setup.of(order.config, order.names, **how)
-    if not ledger.founded:
-        return ordered
-    kept = Setup.resumed(ledger, **how)
-    if (kept.config, kept.roster) != (ordered.config, ordered.roster):
-        raise InvalidConfig(f"ledger = {order.ledger!r} holds another run: name a new file, or order the same run")
-    return kept

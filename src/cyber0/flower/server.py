@@ -14,7 +14,7 @@ from cyber0.errors import Disagreement
 from cyber0.flower.assignment import Assignment, Node
 from cyber0.flower.dispatch import Dispatch, Invite, Report
 from cyber0.flower.federator_thread import FederatorThread
-from cyber0.flower.settings import Settings
+from cyber0.flower.run_config import read
 
 __all__ = ["agreed", "serve", "server_app"]
 
@@ -38,22 +38,23 @@ def server_app() -> ServerApp:
 
 def serve(grid: Grid, run_config: Mapping[str, Any], say: Callable[[str], None]) -> None:
     """Serve the ordered run to its end, and say what came of it."""
-    order = Settings.of(run_config)
-    with FederatorThread(order, say) as host:
-        say(f"the federator of {order.config.clients} clients is at {host.address}, its ledger is {order.path}")
-        assignment = Assignment(host.roster, named=order.names is not None)
+    settings, serving = read(run_config)
+    clients = settings.agreement.clients
+    with FederatorThread(settings, serving, say) as federator:
+        say(f"the federator of {clients} clients is at {federator.address}, its ledger is {serving.path}")
+        assignment = Assignment(settings.roster, named=bool(serving.names))
 
         def invite(name: str) -> Invite:
-            return Invite(host.address, host.authority, host.tokens.issue(name), name)
+            return Invite(federator.address, federator.authority, federator.tokens.issue(name), name)
 
-        sessions = Dispatch(grid, invite, say)
-        while not host.is_over and len(sessions.reports) < len(host.roster):
-            _look(grid, assignment, sessions, say)
+        dispatch = Dispatch(grid, invite, say)
+        while not federator.is_over and len(dispatch.reports) < clients:
+            _look(grid, assignment, dispatch, say)
             time.sleep(LOOK)
-    reports = _heard(host) | sessions.reports
-    mark = agreed(reports, order.config.byzantine, say)
-    say(f"{order.config.rounds} rounds, head {host.head}")
-    say(f"fingerprint {mark:016x}, reported by {len(reports)} of {len(host.roster)} clients")
+    reports = _heard(federator) | dispatch.reports
+    mark = agreed(reports, settings.agreement.byzantine, say)
+    say(f"{settings.agreement.rounds} rounds, head {federator.head}")
+    say(f"fingerprint {mark:016x}, reported by {len(reports)} of {clients} clients")
 
 
 def agreed(reports: Mapping[str, Report], byzantine: int, say: Callable[[str], None]) -> int:
@@ -77,9 +78,9 @@ def agreed(reports: Mapping[str, Report], byzantine: int, say: Callable[[str], N
     return mark
 
 
-def _heard(host: FederatorThread) -> dict[str, Report]:
+def _heard(federator: FederatorThread) -> dict[str, Report]:
     """What clients said at the end of their streams: a reply by Flower may come too late."""
-    rounds, clients = host.order.config.rounds, host.tally.clients.items()
+    rounds, clients = federator.settings.agreement.rounds, federator.tally.clients.items()
     return {name: Report(rounds, seen.fingerprint) for name, seen in clients if seen.fingerprint is not None}
 
 
@@ -89,6 +90,6 @@ def _look(grid: Grid, assignment: Assignment, sessions: Dispatch, say: Callable[
         nodes = [Node(info.node_id, info.name, info.last_activated_at) for info in grid.get_nodes()]
         sessions.expect(assignment.changed(nodes))
         sessions.collect()
-        sessions.renew({name: node for name, node in assignment.seats.items() if node in nodes})
+        sessions.renew({name: node for name, node in assignment.places.items() if node in nodes})
     except httpx.HTTPError as error:
         say(f"Flower does not answer, the rounds go on: {error}")

@@ -9,14 +9,17 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from cyber0.flower.dispatch import ACTION, Invite, Report
-from cyber0.flower.settings import typed
+from cyber0.flower.run_config import typed
 from cyber0.network.session import run_client
 from cyber0.network.tokens import token_credentials
 
 __all__ = ["attend", "client_app"]
 
 GIVE_UP = 60.0  # seconds without a federator: then the node is free, and may be sent another session
-OWN: dict[str, type] = {"data": str, "source": str, "device": str, "state": str, "attack": str, "give_up": float}
+OWN: dict[str, type] = {
+    **dict.fromkeys(("data", "source", "model", "deal", "device", "state", "attack"), str),
+    "give_up": float,
+}
 
 
 def client_app() -> ClientApp:

@@ -9,7 +9,7 @@ import tomli_w
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.files import write_atomically
-from cyber0.flower.settings import Settings
+from cyber0.flower.run_config import TIMING, Serving
 
 __all__ = ["new"]
 
@@ -25,7 +25,6 @@ from cyber0.flower import client_app
 
 app = client_app()
 '''
-ELSEWHERE = {"algorithm", "attack", "data", "device", "dropout", "engine"}  # of a simulation, or of one machine
 
 
 def new(folder: Path, config: RunConfig, ledger: str | None = None) -> None:
@@ -50,8 +49,8 @@ def new(folder: Path, config: RunConfig, ledger: str | None = None) -> None:
 
 def _project(folder: Path, config: RunConfig, ledger: str | None) -> str:
     name = re.sub("[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
-    run = {key: value for key, value in config.model_dump(exclude_none=True).items() if key not in ELSEWHERE}
-    serving = {field.name: field.default for field in fields(Settings) if field.name != "config"}
+    run = config.agreement.model_dump(exclude_none=True)
+    serving = TIMING | {field.name: field.default for field in fields(Serving) if field.init}
     serving["ledger"] = ledger or str(folder.resolve().with_suffix(".sqlite"))
     app = {
         "publisher": "cyber0",

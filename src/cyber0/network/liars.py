@@ -8,9 +8,9 @@ import numpy as np
 
 from cyber0.errors import UnknownName
 from cyber0.network.member import Member
-from cyber0.network.setup import Setup
 from cyber0.protocol.messages import Bye, FromFederator, Hello, Vote
 from cyber0.protocol.records import to_wire
+from cyber0.protocol.settings import Settings
 
 __all__ = ["LIES", "Liar"]
 
@@ -98,9 +98,9 @@ class Liar:
         self._rng = random.Random(lie)  # noqa: S311
 
     @property
-    def setup(self) -> Setup:
+    def settings(self) -> Settings:
         """As in `Member`."""
-        return self.member.setup
+        return self.member.settings
 
     @property
     def holds(self) -> int:

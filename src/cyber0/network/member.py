@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cyber0.errors import Cyber0Error, Refused
-from cyber0.network.setup import Setup
 from cyber0.network.store import Kept, Store
 from cyber0.protocol.chain import commit_hash
-from cyber0.protocol.identity import Identity
+from cyber0.protocol.identity import Identity, meaning_from
 from cyber0.protocol.messages import (
     Bye,
     CatchUp,
@@ -23,6 +22,7 @@ from cyber0.protocol.messages import (
     Vote,
     Welcome,
 )
+from cyber0.protocol.settings import Settings
 from cyber0.replay.weights import Weights
 
 __all__ = ["Member", "Model"]
@@ -46,6 +46,11 @@ class Model(Protocol):
     @property
     def layout(self) -> bytes:
         """Its layout, as the JSON that has that digest."""
+        ...
+
+    @property
+    def meaning(self) -> bytes:
+        """What the labels of its task mean: JSON with a digest for each part."""
         ...
 
     def vote(self, round: int) -> bytes:  # noqa: A002
@@ -86,8 +91,8 @@ class Member:
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.network.stub_model import StubModel
-    >>> setup = Setup.of(RunConfig(clients=1, byzantine=0, directions=2, rounds=1))
-    >>> member = Member(setup, "client-0", StubModel(2))
+    >>> settings = Settings.of(RunConfig(clients=1, byzantine=0, directions=2, rounds=1))
+    >>> member = Member(settings, "client-0", StubModel(2))
     >>> welcome, said = Welcome(member.identity.to_bytes(), round=0), []
     >>> hello = member.hello()
     >>> member.take([welcome, RoundOpen(0)], said.append)
@@ -96,7 +101,7 @@ class Member:
     (['Vote', 'Done'], 1, True)
     """
 
-    setup: Setup
+    settings: Settings
     name: str
     model: Model
     store: Store = field(default_factory=Store)
@@ -108,7 +113,8 @@ class Member:
     heard: bool = field(default=False, init=False)  # on this stream: what comes before Welcome is of another
 
     def __post_init__(self) -> None:
-        self.identity: Identity = self.setup.identity(self.model.manifest, self.model.base, self.model.layout)
+        model, meaning = self.model, meaning_from(self.model.meaning)
+        self.identity: Identity = self.settings.identity(model.manifest, model.base, model.layout, meaning)
         self.head = self.identity.digest
         self._known = self._replayed = False
         self._open = self._sent = -1
@@ -120,7 +126,7 @@ class Member:
         """Whether there is nothing left to do."""
         if self.bye is None or not self.bye.final:
             return False
-        return not self.bye.finished or self.holds == self.setup.config.rounds
+        return not self.bye.finished or self.holds == self.settings.agreement.rounds
 
     def hello(self) -> Hello:
         """What to say on a new stream."""
@@ -135,6 +141,7 @@ class Member:
             self.evaluates,
             self._replayed,
             layout=b"" if self._known else self.model.layout,
+            meaning=self.model.meaning,
         )
 
     def take(self, messages: Iterable[FromFederator], tell: Tell) -> None:
@@ -179,10 +186,10 @@ class Member:
 
     def _advance(self, commits: list[tuple[int, bytes]]) -> None:
         """Take what is new; a stream that skips a round is no federator's."""
-        width, new, start = 4 * self.setup.config.plan.scalars, list[bytes](), self.holds
+        width, new, start = 4 * self.settings.plan.scalars, list[bytes](), self.holds
         for first, scalars in commits:
             here = start + len(new)
-            if first > here or len(scalars) % width or (first + len(scalars) // width) > self.setup.config.rounds:
+            if first > here or len(scalars) % width or (first + len(scalars) // width) > self.settings.agreement.rounds:
                 raise Refused(f"the federator sends commits from round {first} on: {here} are here")
             parts = [scalars[at : at + width] for at in range((here - first) * width, len(scalars), width)]
             new += parts
@@ -200,14 +207,14 @@ class Member:
 
     def _vote(self, tell: Tell) -> None:
         number = self.holds
-        due = self._open == number != self._sent and number < self.setup.config.rounds
-        if not due or self.bye is not None or self.name not in self.setup.voters(number):
+        due = self._open == number != self._sent and number < self.settings.agreement.rounds
+        if not due or self.bye is not None or self.name not in self.settings.voters(number):
             return
         kept = self.store.vote(number)
         if kept is None and number < self.store.newest:
             raise Refused(f"round {number} is open, but this client has voted in round {self.store.newest}")
         if kept is None:
-            mark = self.model.fingerprint() if number % self.setup.fingerprint_every == 0 else None
+            mark = self.model.fingerprint() if number % self.settings.fingerprint_every == 0 else None
             kept = Kept(Vote(number, self.model.vote(number), mark), self.head)
             self.store.keep(kept)
         elif kept.head != self.head:
@@ -216,8 +223,8 @@ class Member:
         tell(kept.vote)
 
     def _evaluate(self, tell: Tell) -> None:
-        last = self.holds == self.setup.config.rounds
-        due = self.evaluates and (last or self.holds % self.setup.config.evaluate_every == 0)
+        last = self.holds == self.settings.agreement.rounds
+        due = self.evaluates and (last or self.holds % self.settings.evaluate_every == 0)
         if not due or (self.evaluation is not None and self.evaluation.round == self.holds):
             return
         accuracy, loss, samples = self.model.evaluate()
@@ -225,7 +232,7 @@ class Member:
         tell(self.evaluation)
 
     def _finish(self, tell: Tell) -> None:
-        if self.bye is None or not self.bye.finished or self.holds < self.setup.config.rounds:
+        if self.bye is None or not self.bye.finished or self.holds < self.settings.agreement.rounds:
             return
         if self._kept < self.holds:
             self.snapshot()

@@ -14,7 +14,6 @@ import grpc.aio
 
 from cyber0.errors import Cyber0Error, InvalidConfig, RejectedMessage
 from cyber0.network.limits import Allowance
-from cyber0.network.setup import Setup
 from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
 from cyber0.network.tally import Tally
 from cyber0.protocol.chain import Seal
@@ -40,7 +39,9 @@ from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.machine import step
 from cyber0.protocol.messages import VERSION, Ask, Bye, Done, FromClient, FromFederator, Hello
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, signed
+from cyber0.protocol.state import restored
 
 __all__ = ["Federator"]
 
@@ -85,7 +86,7 @@ class Federator:
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.ledger import Memory
     >>> async def example():
-    ...     federator = Federator(Setup.of(RunConfig(clients=3, byzantine=1)), Memory())
+    ...     federator = Federator(Settings.of(RunConfig(clients=3, byzantine=1)), Memory())
     ...     port = await federator.start("127.0.0.1:0")
     ...     federator.stop("enough")
     ...     await federator.close()
@@ -96,7 +97,7 @@ class Federator:
 
     def __init__(
         self,
-        setup: Setup,
+        settings: Settings,
         ledger: Ledger,
         *,
         peer_name: Callable[[Any], str] | None = None,
@@ -104,14 +105,14 @@ class Federator:
         linger: float = 0.0,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.setup, self.ledger, self.key, self.linger, self.notice = setup, ledger, key, linger, notice
+        self.settings, self.ledger, self.key, self.linger, self.notice = settings, ledger, key, linger, notice
         self.peer_name = peer_name
-        self.state = setup.state(ledger)
-        self.tally = Tally(setup.roster)
+        self.state = restored(settings, ledger)
+        self.tally = Tally(settings.roster)
         self.over = asyncio.Event()
         self.reason, self.failure = "", None
-        self._limit = size_limit(setup.config.plan.scalars)
-        self._invitation = encode(setup.invitation())
+        self._limit = size_limit(settings.plan.scalars)
+        self._invitation = encode(settings.invitation())
         self._hellos = Allowance(HELLOS, SECONDS)
         self._streams: dict[int, _Stream] = {}
         self._count = 0
@@ -188,7 +189,7 @@ class Federator:
 
     def seal(self) -> None:
         """Write where the ledger stands, signed if there is a key, with the fingerprint the clients agree on."""
-        mark = self.tally.agreed(self.setup.config.byzantine + 1) if self.state.is_finished else None
+        mark = self.tally.agreed(self.settings.agreement.byzantine + 1) if self.state.is_finished else None
         head = self.ledger.head
         before = next((seal for seal in self.ledger.seals if seal.rounds == head.rounds), None)
         if before is not None and mark is None:
@@ -210,7 +211,7 @@ class Federator:
             await context.write(encode(Bye(str(error), final=True)))
             return
         # not gRPC's own limit: it counts, for ever, the streams of who does not read to the end
-        if len(self._streams) >= 4 * len(self.setup.roster) + 64:
+        if len(self._streams) >= 4 * len(self.settings.roster) + 64:
             await context.write(encode(Bye("too many streams: come again later")))
             return
         self._make_room(stream)
@@ -275,7 +276,7 @@ class Federator:
             case Hello():
                 self._hello(stream, message)
             case Done(number, fingerprint):
-                if stream.link is not None and number == self.setup.config.rounds == self.state.round:
+                if stream.link is not None and number == self.settings.agreement.rounds == self.state.round:
                     self.tally.clients[stream.link.client].fingerprint = fingerprint
             case _:
                 if stream.link is not None:
@@ -350,7 +351,7 @@ class Federator:
         return self._last[1]
 
     def _commits(self, first: int, stop: int) -> Iterator[bytes]:
-        width = 4 * self.setup.config.plan.scalars
+        width = 4 * self.settings.plan.scalars
         for page in range(first, stop, PAGE):
             data = self.ledger.commits(page, min(page + PAGE, stop))
             for message in catch_up(page, (data[at : at + width] for at in range(0, len(data), width))):
@@ -375,6 +376,6 @@ class Federator:
 
     async def _wait_for_the_last(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._quiet.wait(), self.setup.deadline)
+            await asyncio.wait_for(self._quiet.wait(), self.settings.deadline)
         await asyncio.sleep(self.linger)
-        self.stop(f"all {self.setup.config.rounds} rounds are decided")
+        self.stop(f"all {self.settings.agreement.rounds} rounds are decided")

@@ -17,11 +17,11 @@ from cyber0.errors import Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.liars import Liar
 from cyber0.network.member import Member
-from cyber0.network.setup import Setup
 from cyber0.network.store import Store
 from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
 from cyber0.protocol.messages import Ask, Bye, FromClient, FromFederator, Invitation
+from cyber0.protocol.settings import Settings
 
 __all__ = ["Outcome", "attend", "run_client"]
 
@@ -29,7 +29,7 @@ FIRST, LONGEST = 0.1, 10.0  # seconds from one attempt to the next
 WAITING = 64  # messages of the federator that wait for the model
 GRACE = 5.0  # seconds for the last words to arrive
 
-Make = Callable[[Setup], "Member | Liar"]
+Make = Callable[[Settings], "Member | Liar"]
 Watch = Callable[["Member | Liar"], None]
 
 
@@ -56,10 +56,11 @@ def run_client(
     credentials: grpc.ChannelCredentials | None = None,
     task: Any = None,
     data: Path | None = None,
-    source: str | None = None,
+    source: str = "auto",
     model: str | None = None,
     device: str = "auto",
     state: Path | None = None,
+    deal: str | None = None,
     index: int | None = None,
     own_code: bool = False,
     evaluates: bool = False,
@@ -73,11 +74,13 @@ def run_client(
     """Take part in the run that is served at an address, to its end; blocks, and needs torch.
 
     `task` is a `cyber0.tasks.task.Task` to train instead of the run's own by name; `data`, `source` and `model` say
-    where that finds its data and its language model. A task or partition that the federator names as
-    `package.module:object` is imported only where `own_code` says that it is yours. `state` is a folder in which each
-    run has one of its own; without it, no crash is survived. `watch` is called with the member whenever it has done
-    something, `notice` with a sentence when the federator is away. `out` is a safetensors file for the weights. A
-    federator that will not have the client raises `Refused`; none for `give_up` seconds, `Unreachable`.
+    where that finds its data and its language model. The client trains on all of its data, unless `deal` names a
+    partition, such as "iid": then on the share that this deals to its place on the roster, or to `index`. A task that
+    the federator names as `package.module:object` is imported only if `own_code` says that it is yours. `state` is a
+    folder in which each run has one of its own; without it, no crash is survived. `watch` is called with the member
+    whenever it has done something, `notice` with a sentence when there is something to say. `out` is a safetensors file
+    for the weights. A federator that will not have the client raises `Refused`; none for `give_up` seconds,
+    `Unreachable`.
 
     >>> run_client("127.0.0.1:1", "alice", give_up=0.1)
     Traceback (most recent call last):
@@ -85,17 +88,23 @@ def run_client(
     """
     held: list[Member] = []
 
-    def make(setup: Setup) -> Member | Liar:
-        if name not in setup.roster:
-            raise Refused(f"{name!r} is not on the roster: {', '.join(setup.roster[:20])}")
+    def make(settings: Settings) -> Member | Liar:
+        if name not in settings.roster:
+            raise Refused(f"{name!r} is not on the roster: {', '.join(settings.roster[:20])}")
         if Path(name).name != name:  # it names a folder, too, and may be the federator's word
             raise Refused(f"name = {name!r} cannot name a folder")
-        _check_code(setup, task, own_code=own_code)
-        place = setup.roster.index(name) if index is None else index
-        trained = _trained(setup, place, task, {"data": data, "source": source, "model": model}, device)
-        identity = setup.identity(trained.manifest, trained.base, trained.layout)
+        if task is None and not own_code:
+            refuse_code(settings.agreement.task)
+        require("torch", extra="train")
+        from cyber0.network.local_model import LocalModel, load_task
+
+        chosen = task or load_task(settings.agreement, data, source, model)
+        place = settings.roster.index(name) if index is None else index
+        trained = LocalModel(settings.agreement, place, chosen, device, deal)
+        notice(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
+        identity = settings.identity(trained.manifest, trained.base, trained.layout, chosen.meaning)
         folder = None if state is None else state / f"{identity.digest.hex()[:16]}-{name}"
-        held.append(Member(setup, name, trained, Store(folder), evaluates, snapshot_every))
+        held.append(Member(settings, name, trained, Store(folder), evaluates, snapshot_every))
         return held[0] if attack is None else Liar(held[0], attack)
 
     try:
@@ -106,19 +115,23 @@ def run_client(
             member.store.close()
 
 
-def _check_code(setup: Setup, task: Any, *, own_code: bool) -> None:
-    """A federator is not to be trusted with what runs here."""
-    named = {"partition": setup.config.partition, **({} if task else {"task": setup.config.task})}
-    for what, name in named.items():
-        if ":" in name and not own_code:
-            raise Refused(f"{what} = {name!r} is code: say --own-code if it is yours, and of this machine")
+def refuse_code(task: str) -> None:
+    """Refuse a task that is code: a federator is not trusted to say what runs here.
+
+    >>> refuse_code("os:getcwd")
+    Traceback (most recent call last):
+    cyber0.errors.Refused: task = 'os:getcwd' is code: say --own-code if it is yours, and of this machine
+    """
+    if ":" in task:
+        raise Refused(f"task = {task!r} is code: say --own-code if it is yours, and of this machine")
 
 
-def _trained(setup: Setup, place: int, task: Any, here: dict[str, Any], device: str) -> Any:
-    require("torch", extra="train")
-    from cyber0.network.local_model import LocalModel, load_task
-
-    return LocalModel(setup.config, place, task or load_task(setup.config, **here), device)
+def _training_on(samples: int, held: int, deal: str | None) -> str:
+    if deal is None:
+        return f"training on all {samples:,} samples of this client's data"
+    return (
+        f"training on {samples:,} of {held:,} samples, the share that {deal} deals this client: for trying things out"
+    )
 
 
 def _outcome(member: Member, out: Path | None) -> Outcome:
@@ -140,11 +153,11 @@ async def attend(
     notice: Callable[[str], None] = lambda _: None,
     threaded: bool = True,
 ) -> "Member | Liar":
-    """Attend a run to its end, with the member that `make` makes of its setup; it comes back after every break.
+    """Attend a run to its end, with the member that `make` makes of its settings; it comes back after every break.
 
     The member works in a thread of its own, so that the stream stays alive meanwhile, unless `threaded` is false.
 
-    >>> asyncio.run(attend("127.0.0.1:1", make=lambda setup: None, give_up=0.1))
+    >>> asyncio.run(attend("127.0.0.1:1", make=lambda settings: None, give_up=0.1))
     Traceback (most recent call last):
     cyber0.errors.Unreachable: no federator answers at 127.0.0.1:1: ...
     """
@@ -227,9 +240,9 @@ class _Session:
             raise Refused(f"the federator refuses this client: {message.reason}")
         if not isinstance(message, Invitation):
             raise asyncio.InvalidStateError
-        setup = Setup.invited(message)
-        self._limit = size_limit(setup.config.plan.scalars)
-        self.member = await self._in_thread(self.make, setup)
+        settings = Settings.invited(message)
+        self._limit = size_limit(settings.plan.scalars)
+        self.member = await self._in_thread(self.make, settings)
         return self.member
 
     async def _read(self, call: Any, inbox: asyncio.Queue[FromFederator | None]) -> None:

@@ -72,18 +72,18 @@ def heading(federator: Federator) -> str:
     """How far a federator is, in a line."""
     state, tally = federator.state, federator.tally
     seen = tally.clients.values()
-    rounds = f"round {state.round:,} of {state.terms.rounds:,}, {tally.rate:,.1f} rounds/s"
+    rounds = f"round {state.round:,} of {state.settings.agreement.rounds:,}, {tally.rate:,.1f} rounds/s"
     bytes_ = f"{sum(s.received for s in seen) / 1e3:,.1f} kB in, {federator.sent() / 1e3:,.1f} kB out"
     found = [s.evaluation.accuracy for s in seen if s.evaluation is not None]
     quality = f", accuracy {sorted(found)[len(found) // 2]:.1%}" if found else ""
-    return f"{rounds}, {len(state.present)} of {len(state.terms.roster)} are here, {bytes_}{quality}"
+    return f"{rounds}, {len(state.present)} of {len(state.settings.roster)} are here, {bytes_}{quality}"
 
 
 def table(federator: Federator) -> Group:
     """Who is in, who is late, whose votes do not count and why."""
     state, seen = federator.state, federator.tally.clients
     rows = Table("client", "", "late", "not counted", "why", "accuracy", box=None, padding=(0, 2, 0, 0))
-    for name in state.terms.roster[:ROWS]:
+    for name in state.settings.roster[:ROWS]:
         one = seen[name]
         accuracy = "" if one.evaluation is None else f"{one.evaluation.accuracy:.1%} at {one.evaluation.round}"
         cells = str(state.missed.get(name, 0)), str(one.refused), Text(one.reason[:60]), accuracy

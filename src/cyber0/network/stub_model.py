@@ -1,4 +1,4 @@
-"""A model that is none: for those who measure or test the rest."""
+"""A stub model without weights, to measure or test everything around a model."""
 
 import hashlib
 
@@ -22,6 +22,7 @@ class StubModel:
         self.layout = b'[["w",[3],"float32"]]'
         self.manifest = hashlib.sha256(self.layout).digest()
         self.base = bytes(32)
+        self.meaning = b"{}"
         self._vote = to_wire(np.full(scalars, value))
         self._weights = self.base
 

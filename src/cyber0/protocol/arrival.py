@@ -4,8 +4,10 @@ import hashlib
 from collections import Counter
 from dataclasses import replace
 
+from cyber0.errors import InvalidIdentity
 from cyber0.protocol.admission import readmit
 from cyber0.protocol.events import Alarm, Arrived, Effect, Found, HangUp, Link, Notice, Replay, Send
+from cyber0.protocol.identity import meaning_from
 from cyber0.protocol.messages import VERSION, Bye, Hello, RoundOpen, Welcome
 from cyber0.protocol.state import Founded, Outcome, State
 
@@ -20,8 +22,8 @@ def arrive(state: State, event: Arrived) -> Outcome:
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.messages import Hello
     >>> from cyber0.protocol.state import begin
-    >>> from cyber0.protocol.terms import Terms
-    >>> state = begin(Terms(("alice", "bob", "carol"), 1, RunConfig().plan, "cwtm", rounds=400))
+    >>> from cyber0.protocol.settings import Settings
+    >>> state = begin(Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol")))
     >>> _, effects = arrive(state, Arrived(Link("eve"), Hello("eve", bytes(32), bytes(32))))
     >>> effects[-1].text
     'eve is refused: it is not on the roster'
@@ -41,8 +43,8 @@ def leave(state: State, link: Link) -> State:
     """A stream has ended; a vote that came on it stands.
 
     >>> from cyber0.config import RunConfig
-    >>> from cyber0.protocol.terms import Terms
-    >>> state = State(Terms(("alice",), 0, RunConfig().plan, "mean", rounds=400))
+    >>> from cyber0.protocol.settings import Settings
+    >>> state = State(Settings.of(RunConfig(clients=1, byzantine=0, rule="mean"), ("alice",)))
     >>> leave(state, Link("alice")) is state
     True
     """
@@ -56,11 +58,11 @@ def farewell(state: State) -> Bye:
     """What is said to all at the end.
 
     >>> from cyber0.config import RunConfig
-    >>> from cyber0.protocol.terms import Terms
-    >>> farewell(State(Terms(("alice",), 0, RunConfig().plan, "mean", rounds=400))).reason
+    >>> from cyber0.protocol.settings import Settings
+    >>> farewell(State(Settings.of(RunConfig(clients=1, byzantine=0, rule="mean"), ("alice",)))).reason
     'all 400 rounds are decided'
     """
-    return Bye(f"all {state.terms.rounds} rounds are decided", finished=True, final=True)
+    return Bye(f"all {state.settings.agreement.rounds} rounds are decided", finished=True, final=True)
 
 
 def _refusal(state: State, event: Arrived) -> str:
@@ -70,8 +72,12 @@ def _refusal(state: State, event: Arrived) -> str:
         return f"it speaks version {hello.version} of the protocol: this federator speaks {VERSION}"
     if hello.name != client:
         return f"it calls itself {hello.name!r}, but its certificate says {client!r}"
-    if client not in state.terms.roster:
+    if client not in state.settings.roster:
         return "it is not on the roster"
+    try:
+        meaning_from(hello.meaning)
+    except InvalidIdentity as error:
+        return str(error)
     if hello.layout and hashlib.sha256(hello.layout).digest() != hello.manifest:
         return f"its layout does not have the digest {hello.manifest.hex()[:16]} that it names"
     return _other_run(state.founded, hello) or _other_past(state, event)
@@ -88,7 +94,16 @@ def _other_run(founded: Founded | None, hello: Hello) -> str:
     for what, theirs, ours, instead in pairs:
         if theirs != ours:
             return f"its {what} is {theirs.hex()[:16]}: that of this run is {ours.hex()[:16]}; {instead}"
-    return ""
+    return _other_meaning(founded, hello)
+
+
+def _other_meaning(founded: Founded, hello: Hello) -> str:
+    theirs, ours = meaning_from(hello.meaning), meaning_from(founded.meaning)
+    parts = [part for part in sorted({*theirs, *ours}) if theirs.get(part) != ours.get(part)]
+    if not parts:
+        return ""
+    differ = [f"{part} {theirs.get(part, 'none')[:16]} instead of {ours.get(part, 'none')[:16]}" for part in parts]
+    return f"its labels mean something else: {', '.join(differ)}; join with the same {', '.join(parts)} as the others"
 
 
 def _other_past(state: State, event: Arrived) -> str:
@@ -108,15 +123,16 @@ def _refused(link: Link, reason: str) -> list[Effect]:
 
 def _found(state: State) -> Outcome:
     """Found the run once a majority of the roster brings the same model; those with another are refused."""
-    models = Counter((event.hello.manifest, event.hello.base) for event in state.present.values())
-    (manifest, base), count = models.most_common(1)[0]
-    if count < state.terms.majority:
-        return state, [Notice(f"{_here(state)}: {state.terms.majority} must bring the same model")]
+    hellos = [event.hello for event in state.present.values()]
+    models = Counter((hello.manifest, hello.base, hello.meaning) for hello in hellos)
+    (manifest, base, meaning), count = models.most_common(1)[0]
+    if count < state.settings.majority:
+        return state, [Notice(f"{_here(state)}: {state.settings.majority} must bring the same model and task")]
     applicants = state.present.values()
     layout = next((e.hello.layout for e in applicants if e.hello.layout and e.hello.manifest == manifest), b"")
-    identity = state.terms.identity(manifest, base, layout)
-    state = replace(state, founded=Founded(manifest, base, identity), present={})
-    effects: list[Effect] = [Found(identity)]
+    founded = Founded.of(state.settings.identity(manifest, base, layout, meaning_from(meaning)))
+    state = replace(state, founded=founded, present={})
+    effects: list[Effect] = [Found(founded.identity)]
     for event in applicants:
         state, more = arrive(state, event)
         effects += more
@@ -124,7 +140,7 @@ def _found(state: State) -> Outcome:
 
 
 def _here(state: State) -> str:
-    return f"{len(state.present)} of {len(state.terms.roster)} are here"
+    return f"{len(state.present)} of {len(state.settings.roster)} are here"
 
 
 def _welcome(state: State, founded: Founded, event: Arrived) -> Outcome:
@@ -140,9 +156,9 @@ def _welcome(state: State, founded: Founded, event: Arrived) -> Outcome:
         state = replace(state, diverged=state.diverged - {client}, votes=readmit(state.votes, client))
     keeps_up = commits == state.round  # else it is awaited once it votes: to replay may take long
     awaited = state.awaited | {client} if keeps_up else state.awaited - {client}
-    gathering = state.gathering and len(state.present) < len(state.terms.roster)
+    gathering = state.gathering and len(state.present) < len(state.settings.roster)
     state = replace(state, awaited=awaited, gathering=gathering)
     if state.extension is None and not state.is_finished:
         state = replace(state, extension=0)
-        effects.append(Alarm(state.round, 0, state.terms.seconds(0)))
+        effects.append(Alarm(state.round, 0, state.settings.seconds(0)))
     return state, effects

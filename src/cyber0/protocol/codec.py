@@ -18,6 +18,7 @@ __all__ = ["catch_up", "decode_from_client", "decode_from_federator", "encode", 
 LIMIT = 2**20  # bytes of a message, where the scalars of a round need no more
 CHUNK = 2**18  # bytes of scalars in a CatchUp
 LAYOUT = 2**19  # bytes of a model's layout: thousands of tensors
+MEANING = 2**14  # bytes of a task's digests
 
 # The wire's messages bear the names of ours, field for field.
 ENVELOPES: dict[str, Any] = {
@@ -36,6 +37,7 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "head": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
     "run": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
     "layout": (lambda layout: len(layout) <= LAYOUT, f"at most {LAYOUT} bytes"),
+    "meaning": (lambda meaning: len(meaning) <= MEANING, f"at most {MEANING} bytes"),
     "scalars": (lambda scalars: len(scalars) % 4 == 0, "float32 numbers of 4 bytes each"),
     "accuracy": (lambda accuracy: 0 <= accuracy <= 1, "a number from 0 to 1"),
     "loss": (lambda loss: not isnan(loss), "a number"),

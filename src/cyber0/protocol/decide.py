@@ -1,4 +1,4 @@
-"""The arithmetic of a decision: the same for a simulator, a federator, and whoever verifies a ledger.
+"""How a round is decided: the same for a simulator, a federator, and whoever verifies a ledger.
 
 Votes are float32 and aggregated in float64, in roster order, so that the same votes give the same bytes anywhere.
 """
@@ -6,52 +6,50 @@ Votes are float32 and aggregated in float64, in roster order, so that the same v
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
 from cyber0.aggregation import Rule
 from cyber0.errors import InvalidAggregation, InvalidConfig
 
-__all__ = ["admissible", "as_scalars", "decide", "quorum"]
+__all__ = ["admissible", "decide", "quorum"]
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def admissible(votes: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Whose votes [rows, n, k] are votes: what is not finite is none.
+def admissible(votes: Any) -> NDArray[np.bool_]:
+    """Return which of the votes [..., n, k] count: those that are finite everywhere.
 
     >>> admissible(np.array([[[1.0], [np.nan]]]))
     array([ True, False])
     """
-    return np.asarray(np.isfinite(votes).all(axis=(0, 2)))
+    xp = array_namespace(votes)
+    axes = tuple(axis for axis in range(votes.ndim) if axis != votes.ndim - 2)
+    return _on_host(xp.all(xp.isfinite(votes), axis=axes))
 
 
-def decide(rule: Rule, votes: NDArray[np.float32], byzantine: int) -> NDArray[np.float32]:
-    """The scalars [rows, k] that a rule makes of admissible votes [rows, n, k], clipped to the range of float32.
+def decide(rule: Rule, votes: Any, byzantine: int) -> NDArray[np.float32]:
+    """Return the scalars [..., k] that a rule makes of admissible votes [..., n, k], clipped to the range of float32.
+
+    The votes may be of any array library, on any device.
 
     >>> from cyber0.aggregation import median
     >>> decide(median, np.array([[[1.0], [2.0], [9.0]]], dtype=np.float32), byzantine=1)
     array([[2.]], dtype=float32)
     """
-    return as_scalars(rule, _ask(rule, votes.astype(np.float64, order="C"), byzantine), votes.shape)
-
-
-def as_scalars(rule: Rule, result: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """What a rule made of votes of this shape, as the scalars of a commit; refuses what are none.
-
-    >>> as_scalars(max, np.array([[1e300]]), shape=(1, 3, 1))
-    array([[3.4028235e+38]], dtype=float32)
-    """
-    result, expected = np.asarray(result), (*shape[:1], *shape[2:])
+    xp = array_namespace(votes)
+    doubles: Any = votes.astype(np.float64, order="C") if xp is np else xp.astype(votes, xp.float64)
+    result, expected = _on_host(_ask(rule, doubles, byzantine)), (*votes.shape[:-2], votes.shape[-1])
     if result.shape != expected or not np.isfinite(result).all():
         raise InvalidAggregation(
-            f"rule {_name(rule)} made {tuple(shape)} votes into {result.shape}: it must give {expected}, "
+            f"rule {_name(rule)} made {tuple(votes.shape)} votes into {result.shape}: it must give {expected}, "
             "without the clients' axis, and finite numbers"
         )
     return np.clip(result, -LARGEST, LARGEST).astype(np.float32)
 
 
 def quorum(rule: Rule, byzantine: int, invited: int) -> int:
-    """The fewest votes a rule can decide on, at least 2b + 1; refuses a rule that needs more than are invited.
+    """Return the fewest votes a rule can decide on, at least 2b + 1; refuse a rule that needs more than are invited.
 
     >>> from cyber0.aggregation import bulyan, cwtm
     >>> quorum(cwtm, byzantine=1, invited=10), quorum(bulyan, byzantine=1, invited=10)
@@ -59,7 +57,7 @@ def quorum(rule: Rule, byzantine: int, invited: int) -> int:
     """
     for votes in range(2 * byzantine + 1, invited + 1):
         try:
-            shape = np.shape(_ask(rule, np.zeros((2, votes, 3)), byzantine))
+            shape = np.shape(_on_host(_ask(rule, np.zeros((2, votes, 3)), byzantine)))
         except InvalidAggregation:
             if votes == invited:
                 raise
@@ -70,14 +68,18 @@ def quorum(rule: Rule, byzantine: int, invited: int) -> int:
     raise InvalidConfig(f"byzantine = {byzantine} of {invited} invited clients: fewer than half of them may lie")
 
 
-def _ask(rule: Rule, votes: NDArray[np.float64], byzantine: int) -> Any:
-    """What a rule says; whatever votes a rule of somebody's cannot take, they stop no federator."""
+def _ask(rule: Rule, votes: Any, byzantine: int) -> Any:
+    """Return what a rule says; whatever a user's rule raises is an InvalidAggregation that names it."""
     try:
         return rule(votes, byzantine)
     except InvalidAggregation:
         raise
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:
         raise InvalidAggregation(f"rule {_name(rule)} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def _on_host(array: Any) -> NDArray[Any]:
+    return array.detach().cpu().numpy() if is_torch_array(array) else np.asarray(array)
 
 
 def _name(rule: Rule) -> str:

@@ -34,13 +34,13 @@ def history(ledger: Ledger, rounds: int | None = None) -> History:
     """The first rounds of a ledger, all of them unless said, without their votes; with the last seal on them.
 
     >>> import numpy as np
-    >>> from cyber0.config import RunConfig
+    >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
     >>> from cyber0.protocol.ledger import Memory
     >>> from cyber0.protocol.records import Decision
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> ledger = Memory()
-    >>> ledger.found(Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros))
+    >>> ledger.found(Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros))
     >>> head = ledger.append(Decision(0, bytes(4), ()))
     >>> from_bytes(to_bytes(history(ledger))).head == head
     True
@@ -57,10 +57,10 @@ def to_bytes(run: History) -> bytes:
     r"""The file's content.
 
     >>> import numpy as np
-    >>> from cyber0.config import RunConfig
+    >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
-    >>> identity = Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros)
+    >>> identity = Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros)
     >>> to_bytes(History(identity, scalars=bytes(4)))[:8]
     b'\x89cyber0\n'
     """
@@ -118,10 +118,10 @@ def write(path: Path, run: History) -> int:
 
     >>> import numpy as np
     >>> from tempfile import mkdtemp
-    >>> from cyber0.config import RunConfig
+    >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
-    >>> identity = Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros)
+    >>> identity = Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros)
     >>> path = Path(mkdtemp()) / "run.cyber0"
     >>> write(path, History(identity, scalars=bytes(4))) == path.stat().st_size
     True

@@ -5,70 +5,82 @@ An identity is JSON: sorted keys, no spaces, UTF-8. Its SHA-256 names the run an
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 from cyber0.commit import Commit
-from cyber0.config import RunConfig, merged
+from cyber0.config import Agreement, RunConfig
 from cyber0.directions.select import host, is_numpy
-from cyber0.errors import Cyber0Error, InvalidIdentity
+from cyber0.errors import Cyber0Error, InvalidIdentity, UnknownName
 from cyber0.parameters import Entry, Manifest, Parameters
 from cyber0.plan import Plan
 from cyber0.protocol.records import Decision, from_wire
 
-__all__ = ["PROTOCOL", "Identity", "base_digest", "layout_bytes", "layout_from"]
+__all__ = ["PROTOCOL", "Identity", "base_digest", "layout_bytes", "layout_from", "meaning_bytes", "meaning_from"]
 
 PROTOCOL = 1
-FIELDS = ("base", "config", "keep_votes", "layout", "manifest", "protocol", "roster")
+FIELDS = ("agreement", "base", "keep_votes", "layout", "manifest", "meaning", "protocol", "roster")
+FIRST_FIELDS = ("base", "config", "keep_votes", "layout", "manifest", "protocol", "roster")  # of the first ledgers
 BASE_DOMAIN = b"cyber0 base 1\0"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A run's complete configuration, its roster in order, and the digests of its layout and of its initial weights.
+    """What the parties agreed on, the roster in order, and the digests of the model's layout and initial weights.
 
-    `layout` is the manifest itself, where whoever founds the run knows it: a federator has no model, and may not.
+    `layout` is the manifest itself, if whoever founds the run knows it: a federator has no model, and may not.
+    `meaning` has a digest for each part of the task that decides what a label means: its words, its prompt, and so on.
 
     >>> import numpy as np
     >>> parameters = Parameters({"w": np.zeros(3, dtype=np.float32)})
-    >>> identity = Identity.of(RunConfig(clients=3, byzantine=1), ["ann", "bob", "cy"], parameters)
+    >>> identity = Identity.of(Agreement(clients=3, byzantine=1), ["ann", "bob", "cy"], parameters)
     >>> identity.manifest == parameters.manifest.digest
     True
     >>> Identity.from_bytes(identity.to_bytes()) == identity
     True
     """
 
-    config: RunConfig
+    agreement: Agreement
     roster: tuple[str, ...]
     manifest: str
     base: str
     layout: Manifest | None = None
     keep_votes: bool = True
+    meaning: Mapping[str, str] = field(default_factory=dict[str, str])
     written: bytes | None = field(
         default=None, repr=False, compare=False
     )  # as it came: a key that is newer is not in it
 
     def __post_init__(self) -> None:
-        _check_roster(self.roster, self.config.clients)
+        _check_roster(self.roster, self.agreement.clients)
         _check_digest("manifest", self.manifest)
         _check_digest("base", self.base)
+        for part, digest in self.meaning.items():
+            _check_digest(f"meaning of {part}", digest)
         if self.layout is not None and self.layout.digest != self.manifest:
             raise InvalidIdentity(f"manifest = {self.manifest} is not the digest of the layout, {self.layout.digest}")
 
     @classmethod
     def of(
-        cls, config: RunConfig, roster: Iterable[str], parameters: Parameters, *, keep_votes: bool = True
+        cls,
+        agreement: Agreement,
+        roster: Iterable[str],
+        parameters: Parameters,
+        *,
+        keep_votes: bool = True,
+        meaning: Mapping[str, str] | None = None,
     ) -> "Identity":
-        """The identity of a run that starts from these weights."""
+        """Return the identity of a run that starts from these weights."""
         manifest = parameters.manifest
-        return cls(config, tuple(roster), manifest.digest, base_digest(parameters), manifest, keep_votes)
+        digests = manifest.digest, base_digest(parameters)
+        return cls(agreement, tuple(roster), *digests, manifest, keep_votes, dict(meaning or {}))
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """What clients agree on before each round."""
-        return self.config.plan
+        return self.agreement.plan
 
     @cached_property
     def digest(self) -> bytes:
@@ -84,11 +96,12 @@ class Identity:
         if self.written is not None:
             return self.written
         fields = {
+            "agreement": self.agreement.model_dump(mode="json"),
             "base": self.base,
-            "config": self.config.model_dump(mode="json"),
             "keep_votes": self.keep_votes,
             "layout": None if self.layout is None else [[e.name, list(e.shape), e.dtype] for e in self.layout.entries],
             "manifest": self.manifest,
+            "meaning": dict(self.meaning),
             "protocol": PROTOCOL,
             "roster": list(self.roster),
         }
@@ -98,7 +111,8 @@ class Identity:
     def from_bytes(cls, data: bytes) -> "Identity":
         """The identity that was written; what is unknown or written another way is refused.
 
-        A configuration may lack keys that are newer than it: they have their defaults, and its digest stays.
+        An agreement may lack keys that are newer than it: they have their defaults, and its digest stays. The first
+        ledgers have the whole configuration of a run in its place, of which the agreement is a part.
 
         >>> Identity.from_bytes(b'{"protocol": 2}')
         Traceback (most recent call last):
@@ -107,8 +121,9 @@ class Identity:
         fields = _fields(data)
         try:
             layout = None if fields["layout"] is None else _layout(fields["layout"])
-            names = merged(fields["config"], {}), tuple(fields["roster"]), fields["manifest"], fields["base"]
-            identity = cls(*names, layout, fields["keep_votes"])
+            agreement, roster = _agreement(fields), tuple(fields["roster"])
+            digests = fields["manifest"], fields["base"]
+            identity = cls(agreement, roster, *digests, layout, fields["keep_votes"], fields.get("meaning", {}))
             object.__setattr__(identity, "written", data)
             canonical = _canonical(fields)
         except InvalidIdentity:
@@ -163,6 +178,31 @@ def layout_from(data: bytes) -> Manifest:
         raise InvalidIdentity(f"layout: it is no list of [name, shape, type]: {error}") from None
 
 
+def meaning_bytes(meaning: Mapping[str, str]) -> bytes:
+    """Return what the labels of a task mean, a digest for each part, as it travels.
+
+    >>> meaning_bytes({"words": "00", "prompt": "ff"})
+    b'{"prompt":"ff","words":"00"}'
+    """
+    return _canonical(dict(meaning))
+
+
+def meaning_from(data: bytes) -> dict[str, str]:
+    """Return the meaning that came from the network.
+
+    >>> meaning_from(b'{"words":7}')
+    Traceback (most recent call last):
+    cyber0.errors.InvalidIdentity: meaning: it must be JSON with a SHA-256 in hexadecimal digits for each part
+    """
+    try:
+        found = json.loads(data or b"{}")
+        for part, digest in found.items():
+            _check_digest(f"meaning of {part}", digest)
+    except (ValueError, AttributeError, RecursionError):
+        raise InvalidIdentity("meaning: it must be JSON with a SHA-256 in hexadecimal digits for each part") from None
+    return found
+
+
 def _canonical(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
@@ -179,11 +219,21 @@ def _fields(data: bytes) -> dict[str, Any]:
         raise InvalidIdentity(f"protocol = {fields['protocol']!r}: this version of cyber0 speaks protocol {PROTOCOL}")
     if not isinstance(fields.get("keep_votes", True), bool):
         raise InvalidIdentity(f"keep_votes = {fields['keep_votes']!r} must be true or false")
-    for name in (*FIELDS, *fields):
-        if name not in FIELDS or name not in fields:
-            problem = "is missing" if name in FIELDS else "is unknown"
-            raise InvalidIdentity(f"the identity's field {name!r} {problem}: it has {', '.join(FIELDS)}")
+    known = FIRST_FIELDS if "config" in fields else FIELDS
+    for name in (*known, *fields):
+        if name not in known or name not in fields:
+            problem = "is missing" if name in known else "is unknown"
+            raise InvalidIdentity(f"the identity's field {name!r} {problem}: it has {', '.join(known)}")
     return fields
+
+
+def _agreement(fields: dict[str, Any]) -> Agreement:
+    if "config" not in fields:
+        return Agreement(**fields["agreement"])
+    for key in fields["config"]:
+        if key not in RunConfig.model_fields:
+            raise UnknownName("key", key, RunConfig.model_fields)
+    return Agreement(**{key: value for key, value in fields["config"].items() if key in Agreement.model_fields})
 
 
 def _check_digest(name: str, digest: Any) -> None:

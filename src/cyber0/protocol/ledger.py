@@ -37,10 +37,10 @@ class History:
     `scalars` are those of all rounds, one after another; `votes` is the last link of the votes' chain, where known.
 
     >>> import numpy as np
-    >>> from cyber0.config import RunConfig
+    >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
-    >>> identity = Identity.of(RunConfig(clients=1, byzantine=0, directions=2), ["ann"], zeros)
+    >>> identity = Identity.of(Agreement(clients=1, byzantine=0, directions=2), ["ann"], zeros)
     >>> history = History(identity, scalars=bytes(3 * 8))
     >>> history.rounds, history.head.rounds
     (3, 3)
@@ -165,11 +165,11 @@ class Memory:
     """A ledger that goes with the process.
 
     >>> import numpy as np
-    >>> from cyber0.config import RunConfig
+    >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> ledger = Memory()
-    >>> ledger.found(Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros))
+    >>> ledger.found(Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros))
     >>> ledger.append(Decision(0, bytes(4), ())).rounds
     1
     """

@@ -39,9 +39,9 @@ def step(state: State, event: Event) -> Outcome:
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.messages import Hello
-    >>> from cyber0.protocol.terms import Terms
+    >>> from cyber0.protocol.settings import Settings
     >>> alice = Link("alice")
-    >>> state = begin(Terms(("alice",), 0, RunConfig(directions=1).plan, "mean", rounds=400))
+    >>> state = begin(Settings.of(RunConfig(clients=1, byzantine=0, rule="mean", directions=1), ("alice",)))
     >>> state, _ = step(state, Arrived(alice, Hello("alice", bytes(32), bytes(32))))
     >>> state, effects = step(state, Received(alice, Vote(0, bytes(4))))
     >>> [type(effect).__name__ for effect in effects], state.round
@@ -77,14 +77,14 @@ def _receive(state: State, link: Link, message: Vote | Evaluation) -> Outcome:
 def _unheard(state: State, client: str, vote: Vote) -> str:
     if vote.round > state.round or state.is_finished:
         return f"round {vote.round} is not open: {state.round} rounds are decided"
-    if client not in state.terms.voters(vote.round):
+    if client not in state.settings.voters(vote.round):
         return f"it is not invited to round {vote.round}"
     return DIVERGED if client in state.diverged else ""
 
 
 def _vote(state: State, link: Link, vote: Vote) -> Outcome:
     client = link.client
-    votes = admit(state.votes, client, vote, state.terms.vote_bytes)
+    votes = admit(state.votes, client, vote, state.settings.vote_bytes)
     state, before = replace(state, votes=votes, awaited=state.awaited | {client}), state.votes
     if client in votes.out and client not in before.out:
         return state, _tell(link, vote.round, votes.ballots(client)[-1])
@@ -94,10 +94,10 @@ def _vote(state: State, link: Link, vote: Vote) -> Outcome:
 def _late(state: State, link: Link, vote: Vote) -> Outcome:
     """No offence. It shows that a client keeps up, so that the open round waits for it."""
     client, last = link.client, state.round - 1
-    if vote.round < last or client in state.diverged or client not in state.terms.voters(last):
+    if vote.round < last or client in state.diverged or client not in state.settings.voters(last):
         return state, []
     state, voted = replace(state, awaited=state.awaited | {client}, voted=state.voted | {client}), state.voted
-    if client in voted or len(vote.scalars) != state.terms.vote_bytes:
+    if client in voted or len(vote.scalars) != state.settings.vote_bytes:
         return state, []
     votes = hold_late(state.votes, client, vote)
     return replace(state, votes=votes), _tell(link, last, votes.late[client])
@@ -121,16 +121,16 @@ def _waited_for(state: State) -> frozenset[str]:
     """Whose votes are missing. After m missed deadlines a client holds up one round in 2**m: no liar can stall all."""
     excused = {client for client, times in state.missed.items() if state.round % 2**times}
     missing = state.awaited - state.votes.counted.keys() - state.votes.out - excused
-    return missing.intersection(state.terms.voters(state.round)) if missing else missing
+    return missing.intersection(state.settings.voters(state.round)) if missing else missing
 
 
 def _extend(state: State, effects: list[Effect]) -> Outcome:
-    terms, extension = state.terms, (state.extension or 0) + 1
-    missing = set(terms.voters(state.round)) - state.votes.counted.keys() - state.votes.out
+    settings, extension = state.settings, (state.extension or 0) + 1
+    missing = set(settings.voters(state.round)) - state.votes.counted.keys() - state.votes.out
     effects += [Send(event.link, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
-    have = f"{len(state.votes.counted)} votes of at least {terms.quorum}"
+    have = f"{len(state.votes.counted)} votes of at least {settings.quorum}"
     effects.append(Notice(f"round {state.round}: {have} at the deadline, which is extended"))
-    effects.append(Alarm(state.round, extension, terms.seconds(extension)))
+    effects.append(Alarm(state.round, extension, settings.seconds(extension)))
     return replace(state, extension=extension), effects
 
 
@@ -153,7 +153,7 @@ def _settle(state: State, effects: list[Effect]) -> Outcome:
 def _is_complete(state: State) -> bool:
     """Whether a quorum is in, and the vote of everybody the round waits for."""
     counted = state.votes.counted
-    if len(counted) < state.terms.quorum or state.gathering or state.is_finished:
+    if len(counted) < state.settings.quorum or state.gathering or state.is_finished:
         return False
     if state.tried and state.tried == frozenset(counted):
         return False
@@ -163,7 +163,7 @@ def _is_complete(state: State) -> bool:
 def _compare(state: State) -> Outcome:
     """Set apart the votes of clients whose weights differ from a majority's."""
     apart = frozenset[str]()
-    if state.round % state.terms.fingerprint_every == 0:
+    if state.round % state.settings.fingerprint_every == 0:
         apart = differing(state.votes.fingerprints)
     if apart is None:
         return state, [Notice(f"round {state.round}: the clients' weights differ, and no majority agrees")]
@@ -178,12 +178,12 @@ def _compare(state: State) -> Outcome:
 
 def _decision(state: State) -> Decision:
     """What the rule makes of the votes, in roster order: the order of arrival cannot matter."""
-    terms, counted = state.terms, state.votes.counted
-    values = b"".join(counted[name].values or b"" for name in terms.roster if name in counted)
-    votes = np.frombuffer(values, dtype="<f4").reshape(len(counted), terms.plan.rows, -1).swapaxes(0, 1)
-    scalars = decide(terms.aggregate, votes, terms.byzantine)
-    terms.plan.commit(state.round, scalars)  # refuses what no model could apply
-    ballots = (ballot for name in terms.roster for ballot in state.votes.ballots(name))
+    settings, counted = state.settings, state.votes.counted
+    values = b"".join(counted[name].values or b"" for name in settings.roster if name in counted)
+    votes = np.frombuffer(values, dtype="<f4").reshape(len(counted), settings.plan.rows, -1).swapaxes(0, 1)
+    scalars = decide(settings.rule, votes, settings.agreement.byzantine)
+    settings.plan.commit(state.round, scalars)  # refuses what no model could apply
+    ballots = (ballot for name in settings.roster for ballot in state.votes.ballots(name))
     return Decision(state.round, to_wire(scalars), tuple(ballots))
 
 
@@ -195,4 +195,4 @@ def _commit(state: State, decision: Decision, effects: list[Effect]) -> Outcome:
     if state.is_finished:
         bye = farewell(state)
         return replace(state, extension=None), [*effects, *(Send(link, bye) for link in links), Notice(bye.reason)]
-    return state, [*effects, Alarm(state.round, 0, state.terms.seconds(0))]
+    return state, [*effects, Alarm(state.round, 0, state.settings.seconds(0))]

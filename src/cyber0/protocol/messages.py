@@ -43,13 +43,13 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a client must know to build the model it says Hello with: the run's terms, in JSON.
+    """What a client must know to build the model it says Hello with: the settings of the federation, in JSON.
 
-    >>> Invitation(b"{}").terms
+    >>> Invitation(b"{}").settings
     b'{}'
     """
 
-    terms: bytes
+    settings: bytes
     version: int = VERSION
 
 
@@ -60,7 +60,8 @@ class Hello:
     `manifest` and `base` are the SHA-256 digests of the model's layout and of its initial weights; `head` is the last
     hash of the chain of commits it holds and `run` the digest of the run's identity, both empty where it knows none.
     `replayed` answers a `replay`. `layout` is the manifest itself, as the JSON whose digest it has: a client that knows
-    no run sends it, so that the federator, which has no model, can write it down.
+    no run sends it, so that the federator, which has no model, can write it down. `meaning` is JSON with a digest for
+    each part of the client's task that decides what a label means.
 
     >>> Hello("alice", manifest=bytes(32), base=bytes(32)).commits
     0
@@ -76,6 +77,7 @@ class Hello:
     replayed: bool = False
     version: int = VERSION
     layout: bytes = b""
+    meaning: bytes = b"{}"
 
 
 @dataclass(frozen=True, slots=True)

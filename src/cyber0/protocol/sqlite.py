@@ -49,12 +49,12 @@ class File:
 
     >>> import numpy as np
     >>> from tempfile import mkdtemp
-    >>> from cyber0.config import RunConfig
+    >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> path = Path(mkdtemp()) / "run.ledger"
     >>> with File(path) as ledger:
-    ...     ledger.found(Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros))
+    ...     ledger.found(Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros))
     ...     head = ledger.append(Decision(0, bytes(4), (Ballot.of("ann", "counted", bytes(4)),)))
     >>> with File(path, read_only=True) as ledger:
     ...     ledger.head == head, [ballot.client for ballot in next(ledger.decisions()).ballots]

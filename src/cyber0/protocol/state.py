@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 
 from cyber0.protocol.admission import Votes
 from cyber0.protocol.events import Arrived, Effect, Link
-from cyber0.protocol.terms import Terms
+from cyber0.protocol.identity import Identity, meaning_bytes
+from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.settings import Settings
 
-__all__ = ["Founded", "Outcome", "State", "begin", "resume"]
+__all__ = ["Founded", "Outcome", "State", "begin", "restored", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
 class Founded:
-    """The model that a run was founded on: its manifest's digest, its base's, and the run's identity.
+    """What a run was founded on: digests of the model's layout and weights, the run's identity, what labels mean.
 
     >>> Founded(bytes(32), bytes(32), b"...").digest.hex()[:8]
     'ab5df625'
@@ -22,6 +24,13 @@ class Founded:
     manifest: bytes
     base: bytes
     identity: bytes
+    meaning: bytes = b"{}"
+
+    @classmethod
+    def of(cls, identity: Identity) -> "Founded":
+        """Return what the run of an identity was founded on."""
+        manifest, base = bytes.fromhex(identity.manifest), bytes.fromhex(identity.base)
+        return cls(manifest, base, identity.to_bytes(), meaning_bytes(identity.meaning))
 
     @property
     def digest(self) -> bytes:
@@ -34,11 +43,11 @@ class State:
     """The state of `cyber0.protocol.machine.step`.
 
     >>> from cyber0.config import RunConfig
-    >>> State(Terms(("alice", "bob", "carol"), 1, RunConfig().plan, "cwtm", rounds=400)).is_finished
+    >>> State(Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol"))).is_finished
     False
     """
 
-    terms: Terms
+    settings: Settings
     round: int = 0  # the open one: as many are committed
     founded: Founded | None = None
     present: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # they are sent each commit
@@ -54,7 +63,7 @@ class State:
     @property
     def is_finished(self) -> bool:
         """Whether all rounds are committed."""
-        return self.round >= self.terms.rounds
+        return self.round >= self.settings.agreement.rounds
 
     def is_link(self, link: Link) -> bool:
         """Whether this is the stream on which a client is present."""
@@ -64,22 +73,29 @@ class State:
 Outcome = tuple[State, list[Effect]]
 
 
-def begin(terms: Terms) -> State:
+def begin(settings: Settings) -> State:
     """A federation before anybody has come.
 
     >>> from cyber0.config import RunConfig
-    >>> begin(Terms(("alice", "bob", "carol"), 1, RunConfig().plan, "cwtm", rounds=400)).founded is None
+    >>> begin(Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol"))).founded is None
     True
     """
-    return State(terms)
+    return State(settings)
 
 
-def resume(terms: Terms, founded: Founded, commits: int) -> State:
+def resume(settings: Settings, founded: Founded, commits: int) -> State:
     """A federation as its ledger left it, with so many rounds committed.
 
     >>> from cyber0.config import RunConfig
-    >>> terms = Terms(("alice", "bob", "carol"), 1, RunConfig().plan, "cwtm", rounds=400)
-    >>> resume(terms, Founded(bytes(32), bytes(32), b"..."), commits=7).round
+    >>> settings = Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol"))
+    >>> resume(settings, Founded(bytes(32), bytes(32), b"..."), commits=7).round
     7
     """
-    return State(terms, commits, founded, voted=frozenset(terms.roster))
+    return State(settings, commits, founded, voted=frozenset(settings.roster))
+
+
+def restored(settings: Settings, ledger: Ledger) -> State:
+    """Return a federation as its ledger leaves it, which may be before anybody has come."""
+    if not ledger.founded:
+        return begin(settings)
+    return resume(settings, Founded.of(ledger.identity), ledger.head.rounds)

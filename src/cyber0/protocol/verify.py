@@ -54,13 +54,13 @@ def verify(
     A rule that is code of somebody else (`package.module:rule`) runs only where `own_rule` says that it may.
 
     >>> import numpy as np
-    >>> from cyber0.config import RunConfig
+    >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
     >>> from cyber0.protocol.ledger import Memory
     >>> from cyber0.protocol.records import Ballot
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> ledger = Memory()
-    >>> ledger.found(Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros))
+    >>> ledger.found(Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros))
     >>> head = ledger.append(Decision(0, to_wire([[1.0]]), (Ballot.of("ann", "counted", to_wire([[2.0]])),)))
     >>> verify(ledger).findings
     ['round 0: its scalars are not what cwtm makes of the counted votes']
@@ -107,7 +107,7 @@ class _Judge:
         self.identity, self.imported, self.aggregates = identity, imported, 0
         self.places = {client: place for place, client in enumerate(identity.roster)}
         runs = own_rule or not _is_own(identity)
-        self.rule = aggregation.get_rule(identity.config.rule) if runs else None
+        self.rule = aggregation.get_rule(identity.agreement.rule) if runs else None
 
     def take(self, head: Head, written: Written) -> Head:
         """The head after a round that fits; else `_Unfit`."""
@@ -141,7 +141,7 @@ class _Judge:
             raise _Unfit("a client is counted twice")
         if not {ballot.verdict for ballot in decision.ballots} <= set(get_args(Verdict)):
             raise _Unfit("a verdict is none that there is")
-        if len(counted) < (least := 2 * self.identity.config.byzantine + 1):
+        if len(counted) < (least := 2 * self.identity.agreement.byzantine + 1):
             raise _Unfit(f"{len(counted)} votes are counted: at least {least} must be")
         values = [ballot.values for ballot in counted if ballot.values is not None]
         if self.identity.keep_votes and len(values) < len(counted):
@@ -156,17 +156,17 @@ class _Judge:
         if not admissible(votes).all():
             raise _Unfit("a vote that is not finite is counted")
         try:
-            decided = decide(cast("aggregation.Rule", self.rule), votes, self.identity.config.byzantine)
+            decided = decide(cast("aggregation.Rule", self.rule), votes, self.identity.agreement.byzantine)
         except Cyber0Error as error:
             raise _Unfit(f"its votes cannot be aggregated: {error}") from None
         if to_wire(decided) != scalars:
-            raise _Unfit(f"its scalars are not what {self.identity.config.rule} makes of the counted votes")
+            raise _Unfit(f"its scalars are not what {self.identity.agreement.rule} makes of the counted votes")
         self.aggregates += 1
 
 
 def _is_own(identity: Identity) -> bool:
     """Whether the rule is code that is not of this package."""
-    return ":" in identity.config.rule
+    return ":" in identity.agreement.rule
 
 
 def _check_seals(report: Report, seals: list[Seal], heads: list[Head]) -> None:
@@ -209,7 +209,7 @@ def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
     if ledger.imported:
         report.notes.append(f"{ledger.imported} rounds were imported without their votes")
     if unchecked and _is_own(ledger.identity) and not own_rule:
-        report.notes.append(f"rule {ledger.identity.config.rule} is code of somebody: it was not run")
+        report.notes.append(f"rule {ledger.identity.agreement.rule} is code of somebody: it was not run")
     if unchecked:
         report.notes.append(f"the aggregates of {unchecked} rounds were not checked: their votes' values are not here")
     if report.signed is not None and report.signed < report.head.rounds:

@@ -4,56 +4,59 @@
 # source: cyber0/protocol/wire.proto
 # Protobuf Python Version: 6.33.5
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 33, 5, "", "cyber0/protocol/wire.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    33,
+    5,
+    '',
+    'cyber0/protocol/wire.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1a\x63yber0/protocol/wire.proto\x12\tcyber0.v1"\xc6\x01\n\x0bToFederator\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.cyber0.v1.HelloH\x00\x12\x1f\n\x04vote\x18\x02 \x01(\x0b\x32\x0f.cyber0.v1.VoteH\x00\x12+\n\nevaluation\x18\x03 \x01(\x0b\x32\x15.cyber0.v1.EvaluationH\x00\x12\x1d\n\x03\x61sk\x18\x04 \x01(\x0b\x32\x0e.cyber0.v1.AskH\x00\x12\x1f\n\x04\x64one\x18\x05 \x01(\x0b\x32\x0f.cyber0.v1.DoneH\x00\x42\x06\n\x04kind"\xaf\x02\n\x08ToClient\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.cyber0.v1.WelcomeH\x00\x12*\n\nround_open\x18\x02 \x01(\x0b\x32\x14.cyber0.v1.RoundOpenH\x00\x12)\n\tcommitted\x18\x03 \x01(\x0b\x32\x14.cyber0.v1.CommittedH\x00\x12&\n\x08\x63\x61tch_up\x18\x04 \x01(\x0b\x32\x12.cyber0.v1.CatchUpH\x00\x12)\n\trejection\x18\x05 \x01(\x0b\x32\x14.cyber0.v1.RejectionH\x00\x12\x1d\n\x03\x62ye\x18\x06 \x01(\x0b\x32\x0e.cyber0.v1.ByeH\x00\x12+\n\ninvitation\x18\x07 \x01(\x0b\x32\x15.cyber0.v1.InvitationH\x00\x42\x06\n\x04kind"\x16\n\x03\x41sk\x12\x0f\n\x07version\x18\x01 \x01(\r",\n\nInvitation\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05terms\x18\x02 \x01(\x0c"\xa7\x01\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63ommits\x18\x05 \x01(\r\x12\x0c\n\x04head\x18\x06 \x01(\x0c\x12\x0b\n\x03run\x18\x07 \x01(\x0c\x12\x11\n\tevaluates\x18\x08 \x01(\x08\x12\x10\n\x08replayed\x18\t \x01(\x08\x12\x0e\n\x06layout\x18\n \x01(\x0c"P\n\x04Vote\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07scalars\x18\x02 \x01(\x0c\x12\x18\n\x0b\x66ingerprint\x18\x03 \x01(\x06H\x00\x88\x01\x01\x42\x0e\n\x0c_fingerprint"L\n\nEvaluation\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63\x63uracy\x18\x02 \x01(\x01\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x0f\n\x07samples\x18\x04 \x01(\r"*\n\x04\x44one\x12\r\n\x05round\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x06";\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r"\x1a\n\tRoundOpen\x12\r\n\x05round\x18\x01 \x01(\r"+\n\tCommitted\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07scalars\x18\x02 \x01(\x0c")\n\x07\x43\x61tchUp\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0f\n\x07scalars\x18\x02 \x01(\x0c"K\n\tRejection\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06replay\x18\x04 \x01(\x08"F\n\x03\x42ye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\r\n\x05\x66inal\x18\x03 \x01(\x08\x12\x0e\n\x06replay\x18\x04 \x01(\x08\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63yber0/protocol/wire.proto\x12\tcyber0.v1\"\xc6\x01\n\x0bToFederator\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.cyber0.v1.HelloH\x00\x12\x1f\n\x04vote\x18\x02 \x01(\x0b\x32\x0f.cyber0.v1.VoteH\x00\x12+\n\nevaluation\x18\x03 \x01(\x0b\x32\x15.cyber0.v1.EvaluationH\x00\x12\x1d\n\x03\x61sk\x18\x04 \x01(\x0b\x32\x0e.cyber0.v1.AskH\x00\x12\x1f\n\x04\x64one\x18\x05 \x01(\x0b\x32\x0f.cyber0.v1.DoneH\x00\x42\x06\n\x04kind\"\xaf\x02\n\x08ToClient\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.cyber0.v1.WelcomeH\x00\x12*\n\nround_open\x18\x02 \x01(\x0b\x32\x14.cyber0.v1.RoundOpenH\x00\x12)\n\tcommitted\x18\x03 \x01(\x0b\x32\x14.cyber0.v1.CommittedH\x00\x12&\n\x08\x63\x61tch_up\x18\x04 \x01(\x0b\x32\x12.cyber0.v1.CatchUpH\x00\x12)\n\trejection\x18\x05 \x01(\x0b\x32\x14.cyber0.v1.RejectionH\x00\x12\x1d\n\x03\x62ye\x18\x06 \x01(\x0b\x32\x0e.cyber0.v1.ByeH\x00\x12+\n\ninvitation\x18\x07 \x01(\x0b\x32\x15.cyber0.v1.InvitationH\x00\x42\x06\n\x04kind\"\x16\n\x03\x41sk\x12\x0f\n\x07version\x18\x01 \x01(\r\"/\n\nInvitation\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x10\n\x08settings\x18\x02 \x01(\x0c\"\xb8\x01\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63ommits\x18\x05 \x01(\r\x12\x0c\n\x04head\x18\x06 \x01(\x0c\x12\x0b\n\x03run\x18\x07 \x01(\x0c\x12\x11\n\tevaluates\x18\x08 \x01(\x08\x12\x10\n\x08replayed\x18\t \x01(\x08\x12\x0e\n\x06layout\x18\n \x01(\x0c\x12\x0f\n\x07meaning\x18\x0b \x01(\x0c\"P\n\x04Vote\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07scalars\x18\x02 \x01(\x0c\x12\x18\n\x0b\x66ingerprint\x18\x03 \x01(\x06H\x00\x88\x01\x01\x42\x0e\n\x0c_fingerprint\"L\n\nEvaluation\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63\x63uracy\x18\x02 \x01(\x01\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x0f\n\x07samples\x18\x04 \x01(\r\"*\n\x04\x44one\x12\r\n\x05round\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x06\";\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\"\x1a\n\tRoundOpen\x12\r\n\x05round\x18\x01 \x01(\r\"+\n\tCommitted\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07scalars\x18\x02 \x01(\x0c\")\n\x07\x43\x61tchUp\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0f\n\x07scalars\x18\x02 \x01(\x0c\"K\n\tRejection\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06replay\x18\x04 \x01(\x08\"F\n\x03\x42ye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\r\n\x05\x66inal\x18\x03 \x01(\x08\x12\x0e\n\x06replay\x18\x04 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "cyber0.protocol.wire_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cyber0.protocol.wire_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_TOFEDERATOR"]._serialized_start = 42
-    _globals["_TOFEDERATOR"]._serialized_end = 240
-    _globals["_TOCLIENT"]._serialized_start = 243
-    _globals["_TOCLIENT"]._serialized_end = 546
-    _globals["_ASK"]._serialized_start = 548
-    _globals["_ASK"]._serialized_end = 570
-    _globals["_INVITATION"]._serialized_start = 572
-    _globals["_INVITATION"]._serialized_end = 616
-    _globals["_HELLO"]._serialized_start = 619
-    _globals["_HELLO"]._serialized_end = 786
-    _globals["_VOTE"]._serialized_start = 788
-    _globals["_VOTE"]._serialized_end = 868
-    _globals["_EVALUATION"]._serialized_start = 870
-    _globals["_EVALUATION"]._serialized_end = 946
-    _globals["_DONE"]._serialized_start = 948
-    _globals["_DONE"]._serialized_end = 990
-    _globals["_WELCOME"]._serialized_start = 992
-    _globals["_WELCOME"]._serialized_end = 1051
-    _globals["_ROUNDOPEN"]._serialized_start = 1053
-    _globals["_ROUNDOPEN"]._serialized_end = 1079
-    _globals["_COMMITTED"]._serialized_start = 1081
-    _globals["_COMMITTED"]._serialized_end = 1124
-    _globals["_CATCHUP"]._serialized_start = 1126
-    _globals["_CATCHUP"]._serialized_end = 1167
-    _globals["_REJECTION"]._serialized_start = 1169
-    _globals["_REJECTION"]._serialized_end = 1244
-    _globals["_BYE"]._serialized_start = 1246
-    _globals["_BYE"]._serialized_end = 1316
+  DESCRIPTOR._loaded_options = None
+  _globals['_TOFEDERATOR']._serialized_start=42
+  _globals['_TOFEDERATOR']._serialized_end=240
+  _globals['_TOCLIENT']._serialized_start=243
+  _globals['_TOCLIENT']._serialized_end=546
+  _globals['_ASK']._serialized_start=548
+  _globals['_ASK']._serialized_end=570
+  _globals['_INVITATION']._serialized_start=572
+  _globals['_INVITATION']._serialized_end=619
+  _globals['_HELLO']._serialized_start=622
+  _globals['_HELLO']._serialized_end=806
+  _globals['_VOTE']._serialized_start=808
+  _globals['_VOTE']._serialized_end=888
+  _globals['_EVALUATION']._serialized_start=890
+  _globals['_EVALUATION']._serialized_end=966
+  _globals['_DONE']._serialized_start=968
+  _globals['_DONE']._serialized_end=1010
+  _globals['_WELCOME']._serialized_start=1012
+  _globals['_WELCOME']._serialized_end=1071
+  _globals['_ROUNDOPEN']._serialized_start=1073
+  _globals['_ROUNDOPEN']._serialized_end=1099
+  _globals['_COMMITTED']._serialized_start=1101
+  _globals['_COMMITTED']._serialized_end=1144
+  _globals['_CATCHUP']._serialized_start=1146
+  _globals['_CATCHUP']._serialized_end=1187
+  _globals['_REJECTION']._serialized_start=1189
+  _globals['_REJECTION']._serialized_end=1264
+  _globals['_BYE']._serialized_start=1266
+  _globals['_BYE']._serialized_end=1336
 # @@protoc_insertion_point(module_scope)

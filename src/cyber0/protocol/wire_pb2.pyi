@@ -44,15 +44,15 @@ class Ask(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Invitation(_message.Message):
-    __slots__ = ("version", "terms")
+    __slots__ = ("version", "settings")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    TERMS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     version: int
-    terms: bytes
-    def __init__(self, version: _Optional[int] = ..., terms: _Optional[bytes] = ...) -> None: ...
+    settings: bytes
+    def __init__(self, version: _Optional[int] = ..., settings: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout")
+    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Hello(_message.Message):
     EVALUATES_FIELD_NUMBER: _ClassVar[int]
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     manifest: bytes
@@ -73,7 +74,8 @@ class Hello(_message.Message):
     evaluates: bool
     replayed: bool
     layout: bytes
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ...) -> None: ...
+    meaning: bytes
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("round", "scalars", "fingerprint")

@@ -1,24 +1,22 @@
 """Rebuilding a model: find the run, check that the base is its own, apply all commits."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cyber0.commit import Commit
-from cyber0.config import RunConfig
+from cyber0 import registry
+from cyber0.config import Agreement, file_name
 from cyber0.errors import InvalidConfig, InvalidLedger, InvalidParameters
 from cyber0.extras import require
 from cyber0.parameters import Manifest, Parameters
 from cyber0.protocol.export import history, is_export, read
 from cyber0.protocol.identity import Identity, base_digest
 from cyber0.protocol.ledger import Ledger, Memory
-from cyber0.protocol.records import from_wire
 from cyber0.protocol.sqlite import File
 from cyber0.replay.convert import fitted, lacking
-from cyber0.replay.paths import by_name
 from cyber0.replay.weights import Weights
 
 __all__ = ["base", "opened", "rebuild"]
@@ -63,15 +61,14 @@ def base(
     The parameters share the weights' memory: what advances them changes what `Weights.write` writes.
 
     >>> from tempfile import mkdtemp
-    >>> from cyber0.config import RunConfig
     >>> path = Path(mkdtemp()) / "base.safetensors"
     >>> Weights.of({"w": np.zeros(3, dtype=np.float32)}).write(path)
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
-    >>> identity = Identity.of(RunConfig(clients=1, byzantine=0), ["ann"], zeros)
+    >>> identity = Identity.of(Agreement(clients=1, byzantine=0), ["ann"], zeros)
     >>> base(identity, path)[1].fingerprint() == zeros.fingerprint()
     True
     """
-    found = _built(identity.config, data, model) if path is None else Weights.read(path)
+    found = _built(identity.agreement, data, model) if path is None else Weights.read(path)
     layout = _layout(identity, found)
     weights = fitted(found, layout)
     parameters = weights.parameters(layout)
@@ -95,11 +92,10 @@ def rebuild(
 ) -> int:
     """Advance base parameters (NumPy) by a ledger's first rounds, all unless said; returns their fingerprint.
 
-    >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.records import Decision
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> ledger = Memory()
-    >>> ledger.found(Identity.of(RunConfig(clients=1, byzantine=0, directions=1), ["ann"], zeros))
+    >>> ledger.found(Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros))
     >>> head = ledger.append(Decision(0, np.ones(1, dtype="<f4").tobytes(), ()))
     >>> hex(rebuild(ledger, zeros))
     '0xaba0f08711114966'
@@ -112,19 +108,12 @@ def rebuild(
     step = max(1, AT_ONCE // width)
     for first in range(0, run.rounds, step):
         last = min(first + step, run.rounds)
-        there.apply_all(_commits(run.identity, first, run.scalars[first * width : last * width]))
+        there.apply_all(run.identity.plan.commits(first, run.scalars[first * width : last * width]))
         watch(last)
     if there is not parameters:
         for (_, here), (_, flat) in zip(parameters, there, strict=True):
             here[:] = _host(flat)
     return there.fingerprint()
-
-
-def _commits(identity: Identity, first: int, scalars: bytes) -> Iterator[Commit]:
-    plan = identity.plan
-    rounds = from_wire(scalars, plan.rows * (len(scalars) // (4 * plan.scalars)))
-    for index, rows in enumerate(rounds.reshape(-1, plan.rows, plan.directions)):
-        yield plan.commit(first + index, rows)
 
 
 def _layout(identity: Identity, weights: Weights) -> Manifest:
@@ -137,18 +126,22 @@ def _layout(identity: Identity, weights: Weights) -> Manifest:
     return layout
 
 
-def _built(config: RunConfig, data: Path | None, model: str | None) -> Weights:
-    name = config.task if data is None else by_name(config.task, data)
+def _built(agreement: Agreement, data: Path | None, model: str | None) -> Weights:
+    name = registry.map_options("task", agreement.task, lambda value: present(value, data))
     if ":" in name:  # of the task itself, or of an option that is one
         raise InvalidConfig(f"task = {name!r} is code of somebody: give the base as a file")
     require("torch", extra="train")
     from cyber0.tasks.task import make
 
-    if data is None and config.data and Path(config.data).is_dir():  # it may be another machine's
-        data = Path(config.data)
-    task = make(name, data, config.source, model or config.model)
-    module: Any = task.build(config.seed)
+    module: Any = make(name, data, "auto", model or agreement.model).build(agreement.seed)
     return Weights.of({name: _host(value.detach()) for name, value in module.named_parameters()})
+
+
+def present(value: Any, data: Path | None) -> Any:
+    """Return a file of a task's options by its name alone, if it is not at its whole path but in the data folder."""
+    name = file_name(value)
+    moved = name != value and data is not None and (data / name).exists() and not Path(value).exists()
+    return name if moved else value
 
 
 def _moved(parameters: Parameters, device: str) -> Parameters:

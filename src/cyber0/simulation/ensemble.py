@@ -8,16 +8,17 @@ import numpy as np
 from cyber0.aggregation.registry import is_ours
 from cyber0.attacks.registry import searches
 from cyber0.attacks.scene import namespace
-from cyber0.config import RunConfig
+from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.estimate import full_precision
+from cyber0.protocol.decide import admissible
 from cyber0.simulation.population import Indices
-from cyber0.simulation.simulation import Round, Simulation, admissible, learner_of, placed
+from cyber0.simulation.simulation import Round, Simulation, learner_of, placed
 from cyber0.tasks.task import Task
 
 __all__ = ["Ensemble", "shape_of"]
 
-FREE = ("seed", "attack", "rule", "byzantine", "partition", "alpha", "evaluate_every")
+ALONE = ("seed", "rule", "byzantine")  # of the agreement, runs that are played together may differ in these alone
 
 
 def shape_of(config: RunConfig) -> str | None:
@@ -30,7 +31,8 @@ def shape_of(config: RunConfig) -> str | None:
     """
     if config.engine != "batched" or config.model is not None or config.invited < config.clients or config.dropout > 0:
         return None
-    return config.model_dump_json(exclude=set(FREE))
+    shared = Agreement(**config.agreement.model_dump(exclude=set(ALONE)), byzantine=0).model_dump_json()
+    return f"{shared} {config.algorithm} {config.validation} {config.data} {config.source} {config.device}"
 
 
 class Ensemble:
@@ -48,7 +50,9 @@ class Ensemble:
         if not configs:
             raise InvalidConfig("there is no run to play")
         if len(configs) > 1 and (len(shapes := set(map(shape_of, configs))) > 1 or None in shapes):
-            raise InvalidConfig(f"these runs cannot be played together: they may differ in {', '.join(FREE)} only")
+            raise InvalidConfig(
+                "these runs cannot be played together: only seed, rule, byzantine, attack and partition may differ"
+            )
         first = Simulation(configs[0], task)
         self.simulations = [first, *(Simulation(config, first.task) for config in configs[1:])]
         self._learner = learner_of(configs[0], first.world)(

@@ -24,18 +24,7 @@ from cyber0.simulation.run import MetricsLog
 from cyber0.simulation.simulation import Round, Simulation
 from cyber0.tasks.task import Task
 
-__all__ = ["Record", "from_folder", "recorded", "renamed", "shared"]
-
-
-def shared(config: RunConfig) -> RunConfig:
-    """A configuration without what is of one machine: where data and model lie, and the device.
-
-    >>> there = shared(RunConfig(data="/home/ann/data", model="/home/ann/minilm", device="cuda:1"))
-    >>> there.data, there.model, there.device
-    (None, 'minilm', 'auto')
-    """
-    model = Path(config.model).name if config.model and Path(config.model).is_absolute() else config.model
-    return config.model_copy(update={"data": None, "device": "auto", "model": model})
+__all__ = ["Record", "from_folder", "recorded", "renamed"]
 
 
 class Record:
@@ -128,7 +117,7 @@ def from_folder(path: Path, data: str | None = None, model: str | None = None) -
     """
     config = Folder.configuration(path)
     here = {key: value for key, value in (("data", data), ("model", model)) if value is not None}
-    simulation = Simulation(config.model_copy(update={**here, "device": "cpu"}))
+    simulation = Simulation(config.updated(**here, device="cpu"))
     identity, lines = _identity(simulation, config), _lines(path)
     if (found := f"{simulation.parameters.fingerprint():016x}") != lines[0].get("model"):
         raise InvalidExport(
@@ -143,11 +132,11 @@ def renamed(run: History, model: str | None) -> History:
     """The same run of a model by another name, which is part of its identity.
 
     >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
-    >>> renamed(Record(simulation).history(), "roberta-large").identity.config.model
+    >>> renamed(Record(simulation).history(), "roberta-large").identity.agreement.model
     'roberta-large'
     """
-    config = run.identity.config.model_copy(update={"model": model})
-    again = History(replace(run.identity, config=config, written=None), run.scalars)
+    agreement = run.identity.agreement.updated(model=model)
+    again = History(replace(run.identity, agreement=agreement, written=None), run.scalars)
     return _sealed(again, None if run.seal is None else run.seal.fingerprint)
 
 
@@ -159,7 +148,8 @@ def _identity(simulation: Simulation, config: RunConfig | None = None) -> Identi
     if simulation.rounds:
         raise InvalidExport(f"{simulation.rounds} rounds have been played: a record begins before the first")
     roster = [f"client-{number}" for number in range(config.clients)]
-    return Identity.of(shared(config), roster, simulation.parameters, keep_votes=False)
+    meaning = simulation.task.meaning
+    return Identity.of(config.agreement, roster, simulation.parameters, keep_votes=False, meaning=meaning)
 
 
 def _changes(aggregates: NDArray[np.float32]) -> bytes:

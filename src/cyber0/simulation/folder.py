@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cyber0.config import RunConfig, load, merged
+from cyber0.config import RunConfig, load
 from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
 from cyber0.files import lock_folder, write_atomically
@@ -26,7 +26,6 @@ __all__ = ["Folder"]
 
 FILES = ("config.toml", "metrics.jsonl", "scalars.f32", "summary.json", "model.safetensors")
 NEEDED = ("round", "accuracy", "loss", "votes", "skipped", "seconds")  # of an evaluation, to go on from it
-PLACES = {"data", "model", "device"}  # of a machine, not of a run
 Line = dict[str, Any]
 
 
@@ -87,7 +86,7 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
             lock = lock_folder(path, "run")
             try:
-                if _asked(cls.configuration(path)) == _asked(config):
+                if cls.configuration(path).same_run(config):
                     return cls(path, config, lock)
             except InputError:  # nothing was begun, or it is damaged
                 pass
@@ -101,7 +100,7 @@ class Folder:
         if not (path / "config.toml").exists():
             raise InvalidConfig(f"{path} holds no run: there is no config.toml in it")
         keys = load(path / "config.toml")
-        config = merged(keys, {})
+        config = RunConfig(**keys)
         missing = sorted(config.model_dump(exclude_none=True).keys() - keys.keys())
         if missing:
             raise InvalidConfig(f"{path / 'config.toml'} is not complete: it lacks {', '.join(missing)}")
@@ -164,10 +163,6 @@ def _writing(path: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise InvalidConfig(f"cannot write to {path}: {error.strerror}") from None
-
-
-def _asked(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(exclude=PLACES)
 
 
 def _clear(path: Path) -> None:

@@ -71,12 +71,18 @@ class Batched:
         for epoch in range(plan.local_epochs):
             z = self._directions(t, plan.epoch(epoch))
             x, y = _batches(self.worlds, t, epoch, present)
-            offsets = None if update is None else update * -plan.lr
+            offsets = None if update is None else update * -plan.rate(t)
             step = slopes(self.task, self.parameters, weights, plan.mu, offsets, x, y, z) * self._scale()
             steps.append(step)
-            if epoch + 1 < plan.local_epochs or plan.scheme == "compressed":
+            if epoch + 1 < plan.local_epochs or plan.sends == "projection":
                 update = step @ z if update is None else torch.baddbmm(update, step, z)
-        return self._message(t, steps, update)
+
+        def project() -> Tensor:
+            assert update is not None  # noqa: S101
+            scale = plan.projection(self.parameters.size)
+            return (update @ self._directions(t, COMPRESSED_EPOCH).mT) * scale
+
+        return plan.message(steps, project, axis=1)
 
     @staticmethod
     def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
@@ -89,14 +95,6 @@ class Batched:
 
     def _scale(self) -> float:
         return (self.parameters.size if self.plan.family == "sphere" else 1) / self.plan.directions
-
-    def _message(self, t: int, steps: list[Tensor], update: Tensor | None) -> Tensor:
-        if self.plan.scheme == "unbiased":
-            return torch.stack(steps, dim=1)
-        if self.plan.scheme == "biased" or update is None:
-            return torch.stack(steps).double().sum(dim=0).float()[:, None]
-        projected = update @ self._directions(t, COMPRESSED_EPOCH).mT
-        return (projected * self.plan.projection(self.parameters.size))[:, None]
 
 
 class Sequential:
@@ -158,7 +156,13 @@ class Layered:
                 for client, drift in enumerate(drifts)
             ]
             steps.append(torch.cat(each))
-        return _message(world, t, steps)
+
+        def project() -> Tensor:
+            scalars = torch.cat(steps, dim=1).cpu().numpy()
+            rows = [projected(world.parameters, plan, t, own) for own in scalars]
+            return torch.from_numpy(np.stack(rows)).to(steps[0].device)  # pyright: ignore[reportUnknownMemberType]
+
+        return plan.message(steps, project)
 
     def _first(self, world: World, walk: Walk, t: int, present: Indices) -> Batch:
         """The batch of a round's first step, which may have been made before."""
@@ -191,17 +195,6 @@ def _drift(plan: Plan, t: int, steps: list[NDArray[np.float32]]) -> tuple[list[A
     return [key for commit in commits for key in commit.keys], np.concatenate([c.coefficients for c in commits])
 
 
-def _message(world: World, t: int, steps: list[Tensor]) -> Tensor:
-    """What clients send of their steps, each [clients, directions]: [rows, clients, directions]."""
-    if world.plan.scheme == "unbiased":
-        return torch.stack(steps)
-    if world.plan.scheme == "biased":
-        return torch.stack(steps).double().sum(dim=0).float()[None]
-    scalars = torch.cat(steps, dim=1).cpu().numpy()
-    told = [projected(world.parameters, world.plan, t, own) for own in scalars]
-    return torch.from_numpy(np.stack(told))[None]  # pyright: ignore[reportUnknownMemberType]
-
-
 def _batch_of(population: Population, client: int) -> Any:
     def batch(t: int, epoch: int) -> tuple[Tensor, Tensor]:
         x, y = population.batches(t, epoch, np.array([client]))
@@ -219,7 +212,7 @@ class FedAvg:
 
     def votes(self, t: int, present: Indices) -> Tensor:
         """How each client's local model differs from the global one in the end: [worlds, 1, clients, d]."""
-        weights, rate = _weights(self.worlds), self.plan.lr
+        weights, rate = _weights(self.worlds), self.plan.rate(t)
         change = derivatives(self.task, self.parameters, weights, None, *_batches(self.worlds, t, 0, present)) * -rate
         for epoch in range(1, self.plan.local_epochs):
             batches = _batches(self.worlds, t, epoch, present)

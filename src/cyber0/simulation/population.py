@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from cyber0.errors import InvalidAttack
 from cyber0.layerwise.batching import upload
-from cyber0.tasks.batches import participants, positions
+from cyber0.tasks.batches import positions
 from cyber0.tasks.dataset import Dataset
 
-__all__ = ["Population", "participants"]
+__all__ = ["Population"]
 
 Indices = NDArray[np.int64]
 AHEAD, SAMPLES = 32, 2**20  # rounds whose batches are drawn in one call, and how many samples that may be

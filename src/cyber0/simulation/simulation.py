@@ -14,14 +14,15 @@ from cyber0.attacks.scene import namespace
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
-from cyber0.layerwise.measure import LayerwiseEstimate, evaluation_model, in_precision, measure_of
-from cyber0.parameters import Parameters
-from cyber0.protocol.decide import as_scalars, quorum
+from cyber0.layerwise.measure import LayerwiseEstimate
+from cyber0.participant import build_participant
+from cyber0.plan import participants
+from cyber0.protocol.decide import admissible, decide, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
-from cyber0.simulation.population import Indices, Population, participants
-from cyber0.tasks import devices, memory, partition
+from cyber0.simulation.population import Indices, Population
+from cyber0.tasks import devices, partition
 from cyber0.tasks.evaluation import Evaluation, evaluate
-from cyber0.tasks.task import Task, build_model
+from cyber0.tasks.task import Task
 from cyber0.tasks.task import make as make_task
 
 __all__ = ["Round", "Simulation"]
@@ -62,13 +63,10 @@ class Simulation:
         self.device = devices.get_device(config.device)
         folder = None if config.data is None else Path(config.data)
         self.task = task or make_task(config.task, folder, config.source, config.model)
-        module = in_precision(build_model(self.task, config.seed), config.precision, config.mu)
-        memory.check_run(module, config, self.device, self.task.dataset)
-        module = module.to(self.device)
-        self.parameters = Parameters.of(module)
+        self.participant = build_participant(self.task, config, self.device, simulated=config)
+        self.parameters = self.participant.parameters
         self.population = self._populate()
-        measure = measure_of(module, config.precision)
-        self.world = World(self.parameters, self.population, config.plan, measure)
+        self.world = World(self.parameters, self.population, config.plan, self.participant.measure)
         self.learner = learner_of(config, self.world)(self.task, [self.world])
         self.rounds = 0
 
@@ -117,22 +115,21 @@ class Simulation:
             if told.shape[1] < self.quorum:
                 return Round(t, len(present), told.shape[1], None)
             result = self.aggregate(told)  # line 12
-        aggregate = as_scalars(self.rule, on_host(result), tuple(told.shape))
         try:
-            self.learner.advance(self.world, t, aggregate)  # lines 13 and 14
+            self.learner.advance(self.world, t, result)  # lines 13 and 14
         except InvalidCommit:  # so large that no model can take it
             return Round(t, len(present), told.shape[1], None)
-        return Round(t, len(present), told.shape[1], aggregate)
+        return Round(t, len(present), told.shape[1], result)
 
     def aggregate(self, told: Any) -> Any:
-        """What the rule makes of admissible votes [..., rows, n, width], in float64."""
-        return self.rule(_double(told), self.config.byzantine)
+        """Return the scalars that the rule makes of admissible votes [..., rows, n, width]."""
+        return decide(self.rule, told, self.config.byzantine)
 
     def replay(self, aggregates: NDArray[np.float32]) -> None:
         """Take rounds from what was aggregated in them, [rounds, rows, k]; a round of NaN changed nothing."""
         voted = [(t, aggregate) for t, aggregate in enumerate(aggregates, self.rounds) if np.isfinite(aggregate).all()]
         if self.config.algorithm == "cyber0":
-            self.parameters.apply_all(self.config.plan.commit(t, aggregate) for t, aggregate in voted)
+            self.parameters.apply_all(self.world.plan.commit(t, aggregate) for t, aggregate in voted)
         else:
             for t, aggregate in voted:
                 self.learner.advance(self.world, t, aggregate)
@@ -141,9 +138,8 @@ class Simulation:
     def evaluate(self) -> Evaluation:
         """Evaluate the global model on the test samples."""
         self.parameters.settle()
-        model = evaluation_model(self.world.measure, self.parameters, self.task.losses)
         inputs, labels = self.population.test
-        return evaluate(self.task, model, (inputs, labels), self.device)
+        return evaluate(self.task, self.participant.model, (inputs, labels), self.device)
 
     def _populate(self) -> Population:
         config, dataset = self.config, self.task.dataset
@@ -171,17 +167,5 @@ def placed(votes: torch.Tensor) -> Any:
     return votes if votes.is_cuda and votes.shape[-1] >= WIDE else votes.cpu().numpy()
 
 
-def on_host(array: Any) -> NDArray[Any]:
-    """An array of any library, as NumPy's."""
-    return array.cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
-
-
 def _double(votes: Any) -> Any:
     return namespace(votes).astype(votes, namespace(votes).float64)
-
-
-def admissible(votes: Any) -> NDArray[np.bool_]:
-    """Whose votes [..., rows, n, k] are votes in all rows: what is not finite is none."""
-    xp = namespace(votes)
-    axes = tuple(axis for axis in range(votes.ndim) if axis != votes.ndim - 2)
-    return on_host(xp.all(xp.isfinite(votes), axis=axes))

@@ -27,7 +27,6 @@ from cyber0.study.work import Job, Outcome, jobs_of
 __all__ = ["StudyFolder"]
 
 MENDED = ("task", "partition", "attack", "rule")  # where a user's own stand, as package:object
-ELSEWHERE = {"data", "device"}  # of a machine, not of a study
 
 
 class StudyFolder:
@@ -214,7 +213,7 @@ def _measured(line: dict[str, Any]) -> dict[str, Any]:
 
 def _shared(config: RunConfig) -> dict[str, Any]:
     """Return a configuration without what belongs to one machine."""
-    return config.model_dump(mode="json", exclude=ELSEWHERE)
+    return {**config.agreement.model_dump(mode="json"), **config.simulation.model_dump(mode="json")}
 
 
 def _read(path: Path) -> tuple[Labels, dict[str, Any]]:

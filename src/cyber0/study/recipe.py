@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cyber0.config import RunConfig, load, merged, sentences
+from cyber0.config import RunConfig, load, sentences
 from cyber0.errors import InvalidConfig, UnknownName
 
 __all__ = ["Cell", "Figure", "Labels", "Pattern", "Recipe", "Table", "get_recipe", "shipped"]
@@ -52,7 +52,8 @@ class Cell(BaseModel):
 
     def config(self, seed: int) -> RunConfig:
         """Return the configuration of its run with a seed."""
-        return merged(self.values, {"seed": seed})
+        values: dict[str, Any] = {**self.values, "seed": seed}
+        return RunConfig(**values)
 
 
 class Table(BaseModel):

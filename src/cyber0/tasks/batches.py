@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from cyber0.directions.stream import philox4x32
 from cyber0.errors import InvalidData, KeyOutOfRange
 
-__all__ = ["batch_indices", "batches", "participants", "positions"]
+__all__ = ["batch_indices", "batches", "positions"]
 
 Indices = NDArray[np.int64]
 DOMAIN = 0x42544348  # "BTCH"
@@ -83,19 +83,6 @@ def positions(
     draws = _draws(seed, flat, size)
     chosen = _choose(draws, m.reshape(-1))
     return np.ascontiguousarray(chosen.T).reshape(*m.shape, size)
-
-
-def participants(seed: int, t: int, clients: int, invited: int, dropout: float) -> Indices:
-    """Return the clients that take part in round t: as many as are invited, drawn by seed, without those who drop out.
-
-    >>> participants(seed=0, t=0, clients=10, invited=5, dropout=0.0)
-    array([5, 6, 7, 8, 9])
-    """
-    if invited == clients and dropout == 0:
-        return np.arange(clients)
-    rng = np.random.default_rng([seed, t, 0x50415254])  # "PART"
-    drawn = rng.permutation(clients)[:invited]
-    return np.sort(drawn[rng.random(invited) >= dropout])
 
 
 def _words(name: str, value: ArrayLike) -> Indices:

@@ -1,0 +1,68 @@
+"""A model that is ready to be trained: built of a task as the parties agreed, on one device.
+
+The simulator, a client of a real federation and a Flower node build theirs by the same function.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cyber0.config import Agreement, RunConfig
+from cyber0.layerwise.measure import Measure, evaluation_model, in_precision, measure_of
+from cyber0.parameters import Parameters
+from cyber0.tasks import memory
+from cyber0.tasks.task import Task, build_model, make
+
+__all__ = ["Participant", "build_participant", "load_task"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Participant:
+    """A task's model on a device, its flat parameters, and how its losses are measured along directions."""
+
+    task: Task
+    parameters: Parameters
+    measure: Measure
+    device: torch.device
+
+    @property
+    def model(self) -> Any:
+        """The model as it is evaluated: in the arithmetic that clients measure in."""
+        return evaluation_model(self.measure, self.parameters, self.task.losses)
+
+
+def build_participant(
+    task: Task, agreement: Agreement, device: torch.device, *, simulated: RunConfig | None = None
+) -> Participant:
+    """Build the initial model of a run on a device; what does not fit into its memory is refused.
+
+    Args:
+        task: What is trained.
+        agreement: What the parties agreed on.
+        device: Where the model is to be.
+        simulated: The whole run, where all of its clients are simulated on this device; otherwise there is one.
+
+    >>> from cyber0.tasks.task import mnist
+    >>> build_participant(mnist(source="embedded"), Agreement(), torch.device("cpu")).parameters.size
+    7850
+
+    """
+    module: Any = in_precision(build_model(task, agreement.seed), agreement.precision, agreement.mu)
+    keys: dict[str, Any] = {key: getattr(agreement, key) for key in Agreement.model_fields}
+    alone = RunConfig(**keys, engine="sequential").model_copy(update={"clients": 1})
+    memory.check_run(module, simulated or alone, device, task.dataset)
+    module = module.to(device)
+    return Participant(task, Parameters.of(module), measure_of(module, agreement.precision), device)
+
+
+def load_task(
+    agreement: Agreement, data: Path | str | None = None, source: str = "auto", model: str | None = None
+) -> Task:
+    """Make the task that was agreed on, with the data and the language model of this machine.
+
+    >>> load_task(Agreement(), source="embedded").name
+    'mnist'
+    """
+    return make(agreement.task, data, source, model or agreement.model)

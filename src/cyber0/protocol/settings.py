@@ -1,0 +1,184 @@
+"""The settings of a federation: what was agreed, who takes part, and how long a round waits."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any, cast
+
+from cyber0 import aggregation
+from cyber0.config import Agreement, RunConfig
+from cyber0.errors import Cyber0Error, InvalidConfig, InvalidIdentity, Refused
+from cyber0.plan import Plan, participants
+from cyber0.protocol.decide import quorum
+from cyber0.protocol.identity import Identity, layout_from
+from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.messages import Invitation
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a federator and its clients hold to: the agreement, the roster, and how a round is timed.
+
+    A deadline that brings too few votes is doubled, up to `longest` seconds. Votes of every `fingerprint_every`th
+    round carry a fingerprint of the weights; clients that evaluate do so every `evaluate_every` rounds.
+
+    >>> settings = Settings.of(RunConfig(clients=4, byzantine=1, directions=2))
+    >>> settings.roster
+    ('client-0', 'client-1', 'client-2', 'client-3')
+    >>> settings.quorum, settings.vote_bytes, settings.seconds(extension=2)
+    (3, 8, 240.0)
+    >>> Settings.invited(settings.invitation()) == settings
+    True
+    """
+
+    agreement: Agreement
+    roster: tuple[str, ...]
+    keep_votes: bool = True
+    deadline: float = 60.0
+    longest: float = 3600.0
+    fingerprint_every: int = 100
+    evaluate_every: int = 10
+
+    def __post_init__(self) -> None:
+        if len(set(self.roster)) != len(self.roster):
+            raise InvalidConfig(f"roster = {self.roster} names a client twice: names must differ")
+        if len(self.roster) != self.agreement.clients:
+            raise InvalidConfig(f"the roster names {len(self.roster)} clients, but clients = {self.agreement.clients}")
+        for name in ("deadline", "longest"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InvalidConfig(f"{name} = {getattr(self, name)!r} must be a number of seconds above 0")
+        for name in ("fingerprint_every", "evaluate_every"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} = {getattr(self, name)!r} must be an integer of at least 1")
+
+    @classmethod
+    def of(cls, config: RunConfig, roster: tuple[str, ...] | None = None, **options: Any) -> "Settings":
+        """Return the settings of a recipe; what only a simulation has is refused.
+
+        >>> Settings.of(RunConfig(dropout=0.1))
+        Traceback (most recent call last):
+        cyber0.errors.InvalidConfig: dropout = 0.1 is for simulations: in a federation clients fail by themselves
+        """
+        instead = {
+            "algorithm": "a federation trains by cyber0",
+            "attack": "a liar joins a federation with --attack",
+            "dropout": "in a federation clients fail by themselves",
+        }
+        for name, text in instead.items():
+            if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
+                raise InvalidConfig(f"{name} = {value!r} is for simulations: {text}")
+        names = roster or tuple(f"client-{number}" for number in range(config.clients))
+        options.setdefault("evaluate_every", config.evaluate_every)
+        return cls(config.agreement, names, **options)
+
+    @classmethod
+    def of_ledger(cls, ledger: Ledger, asked: "Settings | None" = None, **options: Any) -> "Settings":
+        """Return the settings to serve a ledger with: of the run in it, or, in a new one, as asked for.
+
+        What was asked for must not contradict the ledger; only how rounds are timed may change.
+
+        >>> from cyber0.protocol.ledger import Memory
+        >>> ledger, settings = Memory(), Settings.of(RunConfig(clients=3, byzantine=1))
+        >>> ledger.found(settings.identity(bytes(32), bytes(32)))
+        >>> Settings.of_ledger(ledger) == settings
+        True
+        """
+        if not ledger.founded:
+            if asked is None:  # it was stopped before a majority came: what was asked for then is not known
+                raise InvalidConfig("the ledger holds no run yet: give the run's options again, or remove the file")
+            return asked
+        identity = ledger.identity
+        found = cls(identity.agreement, identity.roster, identity.keep_votes, **options)
+        if asked is None:
+            return found
+        for field in ("agreement", "roster", "keep_votes"):
+            if getattr(asked, field) != getattr(found, field):
+                differs = _difference(found, asked, field)
+                raise InvalidConfig(
+                    f"the ledger holds another run ({differs}): give its options, or none, or another ledger"
+                )
+        return asked
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What clients agree on before each round."""
+        return self.agreement.plan
+
+    @cached_property
+    def rule(self) -> aggregation.Composition:
+        """The rule that aggregates votes. On a client, do not ask: it may be code of the federator's."""
+        return aggregation.get_rule(self.agreement.rule)
+
+    @cached_property
+    def quorum(self) -> int:
+        """The fewest votes that decide a round."""
+        return quorum(self.rule, self.agreement.byzantine, self.agreement.invited)
+
+    @property
+    def majority(self) -> int:
+        """How many of the roster must bring the same model to found the run.
+
+        Fewer than half lie, so that liars alone are never enough and the honest, when all are there, always are.
+        """
+        return len(self.roster) // 2 + 1
+
+    @property
+    def vote_bytes(self) -> int:
+        """How long the scalars of a vote are."""
+        return 4 * self.plan.scalars
+
+    @cached_property
+    def _voters(self) -> Any:
+        agreement = self.agreement
+
+        @lru_cache(maxsize=4)  # asked by every vote
+        def voters(round: int) -> tuple[str, ...]:  # noqa: A002
+            chosen = participants(agreement.seed, round, agreement.clients, agreement.invited, 0.0)
+            return tuple(self.roster[place] for place in map(int, chosen))
+
+        return voters
+
+    def voters(self, round: int) -> tuple[str, ...]:  # noqa: A002
+        """Return who is invited to a round, drawn by the seed: federator and clients come to the same names."""
+        return self.roster if self.agreement.invited == self.agreement.clients else self._voters(round)
+
+    def seconds(self, extension: int) -> float:
+        """Return how long a round waits for votes, the first time and after so many extensions."""
+        return min(self.deadline * 2.0 ** min(extension, 60), max(self.longest, self.deadline))
+
+    def identity(
+        self, manifest: bytes, base: bytes, layout: bytes = b"", meaning: Mapping[str, str] | None = None
+    ) -> Identity:
+        """Return the run's identity once its model is known."""
+        try:
+            known = layout_from(layout) if layout else None
+        except InvalidIdentity:  # the digest names the model all the same
+            known = None
+        digests = manifest.hex(), base.hex()
+        return Identity(self.agreement, self.roster, *digests, known, self.keep_votes, dict(meaning or {}))
+
+    def invitation(self) -> Invitation:
+        """Return what a client that asks is sent."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {"agreement": self.agreement.model_dump(mode="json"), "roster": list(self.roster)}
+        return Invitation(json.dumps(values, sort_keys=True).encode())
+
+    @classmethod
+    def invited(cls, invitation: Invitation) -> "Settings":
+        """Return the settings in an invitation."""
+        try:
+            values = cast("dict[str, Any]", json.loads(invitation.settings))
+            agreement, roster = Agreement(**values.pop("agreement")), tuple(map(str, values.pop("roster")))
+            return cls(agreement, roster, **values)
+        except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise Refused(f"the federator's invitation cannot be used: {error}") from None
+
+
+def _difference(found: Settings, asked: Settings, field: str) -> str:
+    if field != "agreement":
+        return f"{field} is {getattr(found, field)!r}, not {getattr(asked, field)!r}"
+    ours, theirs = found.agreement.model_dump(), asked.agreement.model_dump()
+    return ", ".join(f"{key} is {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key])
