@@ -70,3 +70,22 @@ def test_killing_any_process_at_any_instant_loses_nothing(tmp_path, seed):
         verdicts = {ballot.verdict for decision in ledger.decisions() for ballot in decision.ballots}
         assert verdicts <= {"counted", "late"}
         assert ledger.seals[-1].rounds == config.rounds
+
+
+def test_a_federator_whose_rule_remembers_is_killed_and_resumed(tmp_path):
+    config = recipe(rounds=40, rule="nnm+centered_clipping_previous(radius=1.0)")
+    with Parties(tmp_path, config, linger=600.0, deadline=1.0) as parties:
+        parties.federator()
+        for name in parties.roster:
+            parties.client(name)
+        for at in (7, 21):
+            reach(parties, at)
+            parties.kill("federator")
+            parties.again("federator")
+        parties.wait(*parties.roster)
+        parties.stop()
+        marks = {parties.outcome(name)["fingerprint"] for name in parties.roster}
+    with File(parties.ledger, read_only=True) as ledger:
+        report = verify(ledger)
+        assert (report.findings, report.aggregates) == ([], 40)
+        assert marks == {rebuild(ledger, base(ledger.identity, None)[1])}

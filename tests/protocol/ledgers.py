@@ -30,6 +30,7 @@ def decisions(run, rounds, *, seed=1):
     """Rounds as a federator decides them: now and then a client is late, tells two stories or sends nonsense."""
     rng = np.random.default_rng(seed)
     rule, plan = aggregation.get_rule(run.agreement.rule), run.plan
+    memory = aggregation.begin(rule)
     for t in range(rounds):
         votes = rng.normal(size=(plan.rows, 5, plan.directions)).astype(np.float32)
         wires = [to_wire(votes[:, place]) for place in range(5)]
@@ -40,7 +41,9 @@ def decisions(run, rounds, *, seed=1):
         elif t % 3 == 1:
             ballots[odd] = Ballot.of(ROSTER[odd], "rejected", b"xyz", "too short").without_values()
         counted = [place for place in range(5) if ballots[place].verdict == "counted"]
-        yield Decision(t, to_wire(decide(rule, votes[:, counted], run.agreement.byzantine)), tuple(ballots))
+        scalars = decide(rule, votes[:, counted], run.agreement.byzantine, memory)
+        memory = aggregation.after(rule, memory, scalars)
+        yield Decision(t, to_wire(scalars), tuple(ballots))
 
 
 def fill(ledger, run, rounds, *, seed=1):

@@ -112,8 +112,12 @@ def test_a_rule_that_needs_more_than_are_invited_is_refused():
 def test_a_decision_is_finite_in_float32_and_refuses_a_rule_that_is_not():
     largest = np.full((1, 3, 2), np.finfo(np.float32).max)
     assert np.isfinite(decide(lambda votes, _: votes.sum(axis=1), largest, 1)).all()
-    with pytest.raises(InvalidAggregation, match="without the clients' axis, and finite"):
-        decide(lambda votes, _: votes * np.nan, largest, 1)
+    with pytest.raises(InvalidAggregation, match=r"into \(1, 3, 2\): it must give \(1, 2\)"):
+        decide(lambda votes, _: votes, largest, 1)
+    with pytest.raises(InvalidAggregation, match=r"made votes \(1, 3, 2\) into numbers that are not all finite"):
+        decide(lambda votes, _: votes[:, 0] * np.nan, largest, 1)
+    with pytest.raises(InvalidAggregation, match="cannot be used: ZeroDivisionError"):
+        decide(lambda votes, _: votes[:, 0] * (1 // 0), largest, 1)
 
 
 @given(st.integers(0, 2**32))

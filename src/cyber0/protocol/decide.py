@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
-from cyber0.aggregation import Rule
+from cyber0.aggregation import Rule, aggregate, get_rule
 from cyber0.errors import InvalidAggregation, InvalidConfig
 
 __all__ = ["admissible", "decide", "quorum"]
@@ -28,22 +28,26 @@ def admissible(votes: Any) -> NDArray[np.bool_]:
     return _on_host(xp.all(xp.isfinite(votes), axis=axes))
 
 
-def decide(rule: Rule, votes: Any, byzantine: int) -> NDArray[np.float32]:
+def decide(rule: Rule, votes: Any, byzantine: int, memory: Any = None) -> NDArray[np.float32]:
     """Return the scalars [..., k] that a rule makes of admissible votes [..., n, k], clipped to the range of float32.
 
-    The votes may be of any array library, on any device.
+    Args:
+        rule: Any rule; what a user's rule raises becomes an InvalidAggregation that names it.
+        votes: An array of any library, on any device.
+        byzantine: How many of the votes may be lies.
+        memory: Of a rule with memory, what it remembers of the commits so far; without it, as before the first one.
 
     >>> from cyber0.aggregation import median
     >>> decide(median, np.array([[[1.0], [2.0], [9.0]]], dtype=np.float32), byzantine=1)
     array([[2.]], dtype=float32)
+
     """
     xp = array_namespace(votes)
     doubles: Any = votes.astype(np.float64, order="C") if xp is np else xp.astype(votes, xp.float64)
-    result, expected = _on_host(_ask(rule, doubles, byzantine)), (*votes.shape[:-2], votes.shape[-1])
-    if result.shape != expected or not np.isfinite(result).all():
+    result = _on_host(aggregate(rule, doubles, byzantine, memory))
+    if not np.isfinite(result).all():
         raise InvalidAggregation(
-            f"rule {_name(rule)} made {tuple(votes.shape)} votes into {result.shape}: it must give {expected}, "
-            "without the clients' axis, and finite numbers"
+            f"rule {get_rule(rule).name!r} made votes {tuple(votes.shape)} into numbers that are not all finite"
         )
     return np.clip(result, -LARGEST, LARGEST).astype(np.float32)
 
@@ -57,30 +61,14 @@ def quorum(rule: Rule, byzantine: int, invited: int) -> int:
     """
     for votes in range(2 * byzantine + 1, invited + 1):
         try:
-            shape = np.shape(_on_host(_ask(rule, np.zeros((2, votes, 3)), byzantine)))
+            aggregate(rule, np.zeros((2, votes, 3)), byzantine)
         except InvalidAggregation:
             if votes == invited:
                 raise
             continue
-        if shape != (2, 3):
-            raise InvalidAggregation(f"rule {_name(rule)} made (2, {votes}, 3) votes into {shape}: it must give (2, 3)")
         return votes
     raise InvalidConfig(f"byzantine = {byzantine} of {invited} invited clients: fewer than half of them may lie")
 
 
-def _ask(rule: Rule, votes: Any, byzantine: int) -> Any:
-    """Return what a rule says; whatever a user's rule raises is an InvalidAggregation that names it."""
-    try:
-        return rule(votes, byzantine)
-    except InvalidAggregation:
-        raise
-    except Exception as error:
-        raise InvalidAggregation(f"rule {_name(rule)} cannot be used: {type(error).__name__}: {error}") from error
-
-
 def _on_host(array: Any) -> NDArray[Any]:
     return array.detach().cpu().numpy() if is_torch_array(array) else np.asarray(array)
-
-
-def _name(rule: Rule) -> str:
-    return repr(getattr(rule, "name", getattr(rule, "__name__", rule)))

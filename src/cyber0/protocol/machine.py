@@ -6,9 +6,11 @@ then the deadline is extended, and the votes that were admitted stand. The commi
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from cyber0 import aggregation
 from cyber0.errors import InvalidAggregation, InvalidCommit
 from cyber0.protocol.admission import Votes, admit, differing, hold_late, set_apart
 from cyber0.protocol.arrival import DIVERGED, arrive, farewell, leave
@@ -143,11 +145,11 @@ def _settle(state: State, effects: list[Effect]) -> Outcome:
     if not _is_complete(state):
         return state, effects
     try:
-        decision = _decision(state)
+        decision, memory = _decision(state)
     except (InvalidAggregation, InvalidCommit) as error:
         tried = frozenset(state.votes.counted)
         return replace(state, tried=tried), [*effects, Notice(f"round {state.round} cannot be decided: {error}")]
-    return _commit(state, decision, effects)
+    return _commit(replace(state, memory=memory), decision, effects)
 
 
 def _is_complete(state: State) -> bool:
@@ -176,15 +178,16 @@ def _compare(state: State) -> Outcome:
     return state, effects
 
 
-def _decision(state: State) -> Decision:
-    """What the rule makes of the votes, in roster order: the order of arrival cannot matter."""
+def _decision(state: State) -> tuple[Decision, Any]:
+    """Return what the rule makes of the votes, in roster order, and its memory after that."""
     settings, counted = state.settings, state.votes.counted
     values = b"".join(counted[name].values or b"" for name in settings.roster if name in counted)
     votes = np.frombuffer(values, dtype="<f4").reshape(len(counted), settings.plan.rows, -1).swapaxes(0, 1)
-    scalars = decide(settings.rule, votes, settings.agreement.byzantine)
+    scalars = decide(settings.rule, votes, settings.agreement.byzantine, state.memory)
     settings.plan.commit(state.round, scalars)  # refuses what no model could apply
     ballots = (ballot for name in settings.roster for ballot in state.votes.ballots(name))
-    return Decision(state.round, to_wire(scalars), tuple(ballots))
+    memory = aggregation.after(settings.rule, state.memory, scalars)
+    return Decision(state.round, to_wire(scalars), tuple(ballots)), memory
 
 
 def _commit(state: State, decision: Decision, effects: list[Effect]) -> Outcome:

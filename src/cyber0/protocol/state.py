@@ -3,7 +3,11 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+
+from cyber0 import aggregation
 from cyber0.protocol.admission import Votes
 from cyber0.protocol.events import Arrived, Effect, Link
 from cyber0.protocol.identity import Identity, meaning_bytes
@@ -59,6 +63,7 @@ class State:
     extension: int | None = None  # how often the open round's deadline was extended; None while it has none
     gathering: bool = True  # after a start, until the whole roster was there or a deadline has passed
     tried: frozenset[str] = frozenset()  # whose votes the rule could make no commit of
+    memory: Any = None  # of a rule with memory: what it makes of the commits so far
 
     @property
     def is_finished(self) -> bool:
@@ -74,28 +79,31 @@ Outcome = tuple[State, list[Effect]]
 
 
 def begin(settings: Settings) -> State:
-    """A federation before anybody has come.
-
-    >>> from cyber0.config import RunConfig
-    >>> begin(Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol"))).founded is None
-    True
-    """
-    return State(settings)
+    """Return a federation before anybody has come."""
+    return State(settings, memory=aggregation.begin(settings.rule))
 
 
-def resume(settings: Settings, founded: Founded, commits: int) -> State:
-    """A federation as its ledger left it, with so many rounds committed.
+def resume(settings: Settings, founded: Founded, commits: int, memory: Any = None) -> State:
+    """Return a federation of which so many rounds are committed, after which its rule has this memory.
 
     >>> from cyber0.config import RunConfig
     >>> settings = Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol"))
     >>> resume(settings, Founded(bytes(32), bytes(32), b"..."), commits=7).round
     7
     """
-    return State(settings, commits, founded, voted=frozenset(settings.roster))
+    return State(settings, commits, founded, voted=frozenset(settings.roster), memory=memory)
 
 
 def restored(settings: Settings, ledger: Ledger) -> State:
-    """Return a federation as its ledger leaves it, which may be before anybody has come."""
+    """Return a federation as its ledger leaves it, which may be before anybody has come.
+
+    The memory of a rule that has one is computed again from the ledger's commits.
+    """
     if not ledger.founded:
         return begin(settings)
-    return resume(settings, Founded.of(ledger.identity), ledger.head.rounds)
+    rounds, memory = ledger.head.rounds, aggregation.begin(settings.rule)
+    if isinstance(settings.rule.rule, aggregation.RuleWithMemory):
+        scalars = np.frombuffer(ledger.commits(0, rounds), dtype="<f4")
+        for commit in scalars.reshape(rounds, settings.plan.rows, settings.plan.directions):
+            memory = aggregation.after(settings.rule, memory, commit)
+    return resume(settings, Founded.of(ledger.identity), rounds, memory)

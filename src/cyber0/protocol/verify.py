@@ -5,7 +5,7 @@ What is found is a sentence about the first round that does not fit: after it, n
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -108,6 +108,7 @@ class _Judge:
         self.places = {client: place for place, client in enumerate(identity.roster)}
         runs = own_rule or not _is_own(identity)
         self.rule = aggregation.get_rule(identity.agreement.rule) if runs else None
+        self.memory = None if self.rule is None else aggregation.begin(self.rule)
 
     def take(self, head: Head, written: Written) -> Head:
         """The head after a round that fits; else `_Unfit`."""
@@ -118,11 +119,21 @@ class _Judge:
         if written.commit != following.commit or len(decision.scalars) != 4 * self.identity.plan.scalars:
             raise _Unfit("its scalars do not fit the chain")
         if decision.round < self.imported:
-            return self._without_votes(following, written)
-        if written.votes != following.votes:
+            following = self._without_votes(following, written)
+        elif written.votes != following.votes:
             raise _Unfit("its votes do not fit the chain")
-        self._judge(decision)
+        else:
+            self._judge(decision)
+        self._remember(decision.scalars)
         return following
+
+    def _remember(self, scalars: bytes) -> None:
+        """Give a rule with memory the round's commit, which is all that its memory may depend on."""
+        if self.rule is not None and isinstance(self.rule.rule, aggregation.RuleWithMemory):
+            try:
+                self.memory = aggregation.after(self.rule, self.memory, from_wire(scalars, self.identity.plan.rows))
+            except Cyber0Error as error:
+                raise _Unfit(f"what follows it cannot be aggregated: {error}") from None
 
     def _without_votes(self, following: Head, written: Written) -> Head:
         last = following.rounds == self.imported
@@ -147,16 +158,16 @@ class _Judge:
         if self.identity.keep_votes and len(values) < len(counted):
             raise _Unfit("the values of a counted vote are missing, though this run keeps them")
         if len(values) == len(counted) and self.rule is not None:
-            self._compute(decision.scalars, values)
+            self._compute(self.rule, decision.scalars, values)
 
-    def _compute(self, scalars: bytes, values: list[bytes]) -> None:
+    def _compute(self, rule: aggregation.Composition, scalars: bytes, values: list[bytes]) -> None:
         if any(len(value) != len(scalars) for value in values):
             raise _Unfit("a vote of the wrong length is counted")
         votes = np.stack([from_wire(value, self.identity.plan.rows) for value in values], axis=1)
         if not admissible(votes).all():
             raise _Unfit("a vote that is not finite is counted")
         try:
-            decided = decide(cast("aggregation.Rule", self.rule), votes, self.identity.agreement.byzantine)
+            decided = decide(rule, votes, self.identity.agreement.byzantine, self.memory)
         except Cyber0Error as error:
             raise _Unfit(f"its votes cannot be aggregated: {error}") from None
         if to_wire(decided) != scalars:
