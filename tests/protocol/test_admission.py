@@ -114,7 +114,7 @@ def test_a_decision_is_finite_in_float32_and_refuses_a_rule_that_is_not():
     assert np.isfinite(decide(lambda votes, _: votes.sum(axis=1), largest, 1)).all()
     with pytest.raises(InvalidAggregation, match=r"into \(1, 3, 2\): it must give \(1, 2\)"):
         decide(lambda votes, _: votes, largest, 1)
-    with pytest.raises(InvalidAggregation, match=r"made votes \(1, 3, 2\) into numbers that are not all finite"):
+    with pytest.raises(InvalidAggregation, match=r"made \(1, 3, 2\) votes into infinities or NaN"):
         decide(lambda votes, _: votes[:, 0] * np.nan, largest, 1)
     with pytest.raises(InvalidAggregation, match="cannot be used: ZeroDivisionError"):
         decide(lambda votes, _: votes[:, 0] * (1 // 0), largest, 1)

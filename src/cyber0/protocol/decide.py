@@ -10,6 +10,7 @@ from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
 from cyber0.aggregation import Rule, aggregate, get_rule
+from cyber0.aggregation.registry import calling
 from cyber0.errors import InvalidAggregation, InvalidConfig
 
 __all__ = ["admissible", "decide", "quorum"]
@@ -47,7 +48,8 @@ def decide(rule: Rule, votes: Any, byzantine: int, memory: Any = None) -> NDArra
     result = _on_host(aggregate(rule, doubles, byzantine, memory))
     if not np.isfinite(result).all():
         raise InvalidAggregation(
-            f"rule {get_rule(rule).name!r} made votes {tuple(votes.shape)} into numbers that are not all finite"
+            f"rule {get_rule(rule).name!r} made {tuple(votes.shape)} votes into infinities or NaN: "
+            "it must give finite numbers"
         )
     return np.clip(result, -LARGEST, LARGEST).astype(np.float32)
 
@@ -61,7 +63,8 @@ def quorum(rule: Rule, byzantine: int, invited: int) -> int:
     """
     for votes in range(2 * byzantine + 1, invited + 1):
         try:
-            aggregate(rule, np.zeros((2, votes, 3)), byzantine)
+            with calling(get_rule(rule).name):  # one of this package may have been given options that it cannot use
+                aggregate(rule, np.zeros((2, votes, 3)), byzantine)
         except InvalidAggregation:
             if votes == invited:
                 raise
