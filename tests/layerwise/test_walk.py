@@ -540,6 +540,89 @@ def test_a_commit_that_is_due_does_not_spoil_the_proof():
     near(slopes.numpy(), Walk(twin, cross_entropy).slopes(*prompts(), keys()[0], 1e-2).numpy())
 
 
+SPOILED = {  # how a first batch or the weights are not finite, and how they come to be again
+    "inputs": lambda _, x: (x * torch.nan, lambda: None),
+    "weights": lambda model, x: (x, spoil(model, torch.nan)),
+    "losses": lambda model, x: (x, spoil(model, 3e38)),
+}
+
+
+def spoil(model, value):
+    kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.data.fill_(value)
+    return lambda: [parameter.data.copy_(kept[name]) for name, parameter in model.named_parameters()]
+
+
+@pytest.mark.parametrize("small", [None, 0])
+@pytest.mark.parametrize("spoiled", SPOILED)
+@pytest.mark.parametrize("kind", [Twice, lambda: Large(Borrowed), lambda: Large(Beside)])
+def test_a_batch_that_is_not_finite_decides_nothing(kind, spoiled, small, monkeypatch):
+    """The next finite one does, and until then no warning says that the model cannot be walked."""
+    if small is not None:
+        monkeypatch.setattr("cyber0.layerwise.proof.SMALL", small)
+    parameters, (x, y) = Parameters.of(made(kind)), floats(5)
+    walk = Walk(parameters, cross_entropy)
+    first, mend = SPOILED[spoiled](parameters.module, x)
+    for _ in range(2):
+        assert not walk.slopes(first[None], y[None], keys()[0], 1e-2).isfinite().any()
+    mend()
+    slopes = walk.slopes(x[None], y[None], keys()[0], 1e-2)
+    assert walk.layered
+    assert torch.equal(slopes, Walk(parameters, cross_entropy).slopes(x[None], y[None], keys()[0], 1e-2))
+
+
+def test_the_finite_samples_of_a_batch_are_enough_for_the_proof():
+    parameters, (x, y) = Parameters.of(made(Twice)), floats(10)
+    spoiled = x.clone()
+    spoiled[:5] = torch.inf
+    walk, whole = Walk(parameters, cross_entropy), estimate(parameters, cross_entropy, (x[5:], y[5:]), keys(1), mu=1e-2)
+    slopes = walk.slopes(spoiled.view(2, 5, 6), y.view(2, 5), keys()[0], 1e-2)
+    assert not slopes[0].isfinite()
+    near(slopes[1:], whole)
+    assert walk._proven
+
+
+@pytest.mark.parametrize("kind", [Leaky, Opening])
+def test_an_unknown_model_is_taken_whole_after_a_batch_that_is_not_finite(kind):
+    parameters, (x, y) = Parameters.of(made(kind)), floats(5)
+    walk = Walk(parameters, cross_entropy)
+    walk.slopes(x[None] * torch.nan, y[None], keys()[0], 1e-2)
+    with pytest.warns(UserWarning, match="this model cannot be walked layer by layer"):
+        slopes = walk.slopes(x[None], y[None], keys()[0], 1e-2)
+    near(slopes, estimate(parameters, cross_entropy, (x, y), keys(1), mu=1e-2))
+    assert not walk.layered
+
+
+class Tagger(nn.Module):
+    """Scores for each token, which it could cut to the longest sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(40, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.table(x.clamp(min=0))))
+
+    def sizes(self, x):
+        return (x >= 0).sum(1)
+
+
+def test_each_token_may_have_a_label():
+    def losses(model, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(model(x).transpose(1, 2), y, reduction="none").mean(1)
+
+    x = tokens(72, length=31)[0].view(3, 24, 31)
+    y, lengths = x % 3, torch.arange(24)[:, None] % 29 + 2
+    x = torch.where(torch.arange(31) < lengths, x, -1)
+    parameters = Parameters.of(made(Tagger))
+    walk = Walk(parameters, losses)
+    slopes = walk.slopes(x, y, keys()[0], 1e-2)
+    assert walk.layered
+    near(slopes, [estimate(parameters, losses, batch, keys(1), mu=1e-2)[0] for batch in zip(x, y, strict=True)])
+
+
 def test_the_model_itself_is_called_in_the_arithmetic_of_the_walk():
     model = classifier("roberta")
     x, _ = prompts()

@@ -26,7 +26,7 @@ class Graphs:
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """Return the losses [2, samples] of a micro-batch; the next call overwrites them."""
         source = cast("CapturableSource", self._walk.source)  # a walk has graphs only where its source can be captured
-        shape = (*inputs.shape, padded, *source.kind)
+        shape = (*inputs.shape, *labels.shape[1:], padded, *source.kind)
         if shape not in self._known:
             if len(self._known) >= MAX_GRAPHS:
                 self._known.pop(next(iter(self._known)))

@@ -19,7 +19,7 @@ from cyber0.layerwise.source import Pair, Perturbation, Source, perturbation_of
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import MicroBatch, Walk
 
-__all__ = ["UnreadParameters", "prove"]
+__all__ = ["ProofNotPossible", "UnreadParameters", "prove"]
 
 Tensor = torch.Tensor
 SMALL = 2**26  # parameters up to which two more copies of the model are affordable
@@ -38,8 +38,15 @@ class UnreadParameters(InvalidEstimate):
         self.tensors = tensors
 
 
+class ProofNotPossible(InvalidEstimate):
+    """The model's own losses are not finite, so there is nothing to compare a walk with."""
+
+
 def prove(walk: "Walk", part: "MicroBatch") -> None:
     """Raise InvalidEstimate if walking some of these samples in float32 does not give the model's own losses.
+
+    Samples with inputs or labels that are not finite are left out. Raise ProofNotPossible if no other is left, or if
+    the model's own losses are not finite.
 
     >>> from cyber0.layerwise.walk import Walk
     >>> from cyber0.parameters import Parameters
@@ -49,18 +56,24 @@ def prove(walk: "Walk", part: "MicroBatch") -> None:
     """
     small = walk.parameters.size <= SMALL
     perturbation = perturbation_of(walk.parameters, DirectionKey(0, 0), 1e-2 if small else 0.0, backend=walk.backend)
-    tries = [torch.arange(samples, device=walk.device) % len(part.labels) for samples in SAMPLES]
+    finite = (_finite_rows(part.inputs) & _finite_rows(part.labels)).nonzero().flatten()
+    if len(finite) == 0:
+        raise ProofNotPossible("no sample of the batch is finite")
+    tries = [finite[torch.arange(samples, device=walk.device) % len(finite)] for samples in SAMPLES]
     arithmetic, walk.arithmetic = walk.arithmetic, torch.float32
     try:
         for chosen in tries:
             inputs, labels = part.inputs[chosen], part.labels[chosen]
             found = _walked(walk, perturbation, inputs, labels)
             own = whole_model.run(walk, inputs, labels) if small else _own(walk, inputs, labels)
+            if not own.isfinite().all():
+                raise ProofNotPossible("the model's own losses are not finite")
+            _check_finite(found)
             if not torch.allclose(found, own, rtol=1e-3, atol=1e-4 if small else 1e-3):
                 raise InvalidEstimate(f"its losses differ by up to {float((found - own).abs().max()):.2g}")
         if arithmetic != torch.float32:
             walk.arithmetic = arithmetic
-            _walked(walk, perturbation, part.inputs[tries[0]], part.labels[tries[0]])
+            _check_finite(_walked(walk, perturbation, part.inputs[tries[0]], part.labels[tries[0]]))
     finally:
         walk.arithmetic = arithmetic
 
@@ -77,11 +90,16 @@ def _walked(walk: "Walk", perturbation: Perturbation, inputs: Tensor, labels: Te
         walk.source = source
     if missed := {name: each for name, each in walk.parameters.tensors.items() if id(each) not in recorder.asked}:
         raise UnreadParameters(missed)
-    if not found.isfinite().all():
-        raise InvalidEstimate(
-            "its losses are not finite, or a weight is read other than by the modules that are walked"
-        )
     return found
+
+
+def _check_finite(found: Tensor) -> None:
+    if not found.isfinite().all():
+        raise InvalidEstimate("a weight is read other than by the modules that are walked, or its losses overflow")
+
+
+def _finite_rows(x: Tensor) -> Tensor:
+    return x.isfinite().flatten(1).all(dim=1) if x.ndim > 1 else x.isfinite()
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from cyber0.layerwise.attention import fast
 from cyber0.layerwise.batching import cuts, round_up, upload
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
-from cyber0.layerwise.proof import UnreadParameters, prove
+from cyber0.layerwise.proof import ProofNotPossible, UnreadParameters, prove
 from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
 from cyber0.layerwise.source import (
     CapturableSource,
@@ -132,23 +132,23 @@ class Walk:
     ) -> Tensor:
         """Return the central difference of each client's mean loss along a direction, [clients] in float64.
 
-        The samples are x [clients, batch, ...] with labels y [clients, batch]. `drift`, keys and a coefficient for
+        The samples are x [clients, batch, ...] with labels y [clients, batch, ...]. `drift`, keys and a coefficient for
         each, is what the clients' local model has descended by since it was the masters.
         """
         return self.along(self.batch(x, y), key, mu, family, drift)
 
     def batch(self, x: Tensor, y: Tensor, sizes: NDArray[Any] | None = None) -> Batch:
-        """Return samples x [clients, batch, ...] with labels y [clients, batch], ready for any number of directions.
+        """Return samples x [clients, batch, ...] with labels y [clients, batch, ...], for any number of directions.
 
         `sizes`, how many values of each sample are not padding, saves reading them back from the device.
         """
         refuse_random(self.module)
         self.parameters.check()
-        inputs, labels = x.flatten(0, 1), y.flatten()
+        inputs, labels = x.flatten(0, 1), y.flatten(0, 1)
         if len(labels) == 0:
             raise EmptyBatch(f"x has shape {tuple(x.shape)}: there are no samples in it")
-        if not implements(self.module, SizedInputs) or inputs.ndim != 2:
-            sizes = None
+        if not implements(self.module, SizedInputs) or inputs.ndim != 2 or labels.ndim > 1:
+            sizes = None  # inputs are not cut shorter than labels of each token
         elif sizes is None:
             sizes = self.module.sizes(inputs).cpu().numpy()
         return Batch(len(x), inputs, labels, sizes, self._split(inputs, labels, sizes))
@@ -170,8 +170,7 @@ class Walk:
             raise InvalidEstimate(f"mu = {mu} must be a positive number that float32 can hold")
         with torch.no_grad():
             if not self._proven:
-                self._prove(batch)
-                self._proven = True
+                self._proven = self._prove(batch)
             if not self._applies(family, drift):
                 self.parameters.settle()
             pairs = self._loss_pairs(
@@ -238,7 +237,7 @@ class Walk:
         return out
 
     def _measure(self, part: MicroBatch) -> Tensor:
-        if self.handlers is None:
+        if self.handlers is None or not self._proven:
             return whole_model.run(self, part.inputs, part.labels)
         if self._graphs is not None:
             return self._graphs.run(part.inputs, part.labels, padded=part.padded)
@@ -276,7 +275,7 @@ class Walk:
     def _cut(self, inputs: Tensor, labels: Tensor, order: Tensor, sizes: NDArray[Any] | None) -> MicroBatch:
         chosen = inputs[order]
         if sizes is None:
-            return MicroBatch(chosen, labels[order], order, padded=False)
+            return MicroBatch(chosen, labels[order], order, padded=True)  # for all that is known
         width = round_up(int(sizes[-1]), 8 if self._graphs is not None else 1)
         missing = width - chosen.shape[1]
         chosen = nn.functional.pad(chosen, (0, missing), value=-1) if missing > 0 else chosen[:, :width].contiguous()
@@ -305,14 +304,21 @@ class Walk:
         pending = self.parameters.pending
         return self._writes and drift is None and pending is not None and pending.family == family
 
-    def _prove(self, batch: Batch) -> None:
-        """Check that a walk gives what the model gives; a module that reads others' weights becomes a block."""
+    def _prove(self, batch: Batch) -> bool:
+        """Check that a walk gives what the model gives; a module that reads others' weights becomes a block.
+
+        Return whether this batch could show it: losses that are not finite show nothing.
+        """
         self.parameters.settle()
+        handlers = self.handlers
         blocks: list[nn.Module] = []
         while self.handlers is not None:
             try:
                 prove(self, batch.micro_batches[0])
                 break
+            except ProofNotPossible:
+                self.handlers = handlers
+                return False
             except Exception as error:  # the model's own code may fail on half a batch in any way
                 if is_out_of_memory(error):
                     raise
@@ -328,6 +334,7 @@ class Walk:
                 self.source = _source(self.layout, self.backend)  # without the scratch of the proof
         if not self._capturable:
             self._graphs = None
+        return True
 
     @contextmanager
     def _patched(self, both: SignPair, *, padded: bool) -> Generator[None]:
