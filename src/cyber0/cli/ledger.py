@@ -67,6 +67,8 @@ def _show_run(console: Console, run: Ledger) -> None:
     line(console, "lr", f"{agreement.lr}, {agreement.schedule}")
     line(console, "manifest", identity.manifest)
     line(console, "base", identity.base)
+    for part, digest in sorted(identity.meaning.items()):
+        line(console, "meaning", f"{part:16} {digest}")
     line(console, "rounds", f"{head.rounds:,} of {agreement.rounds:,}, {4 * plan.scalars:,} bytes each")
     line(console, "head", head.commit.hex())
     line(console, "votes' head", "not known" if head.votes is None else head.votes.hex())
