@@ -1,7 +1,7 @@
-"""Attention that a captured graph can run fast.
+"""Attention that a captured graph runs fast.
 
-Under capture transformers cannot look at a mask's values, and builds a full one, with which attention leaves its
-fast path. Prompts are padded at the right, so a causal model needs no mask, and any other model one of keys only.
+During a capture, transformers cannot read a mask's values and builds a full mask, which keeps attention off its fast
+path. Prompts are padded on the right, so a causal model needs no mask, and any other model needs a mask of keys only.
 """
 
 from collections.abc import Generator
@@ -14,39 +14,33 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["fast"]
+__all__ = ["fast_attention"]
 
 NAME = "cyber0"
-PLAIN = {"dropout", "is_causal", "scaling", "position_ids", "cache_position", "use_cache", "output_attentions"}
+KNOWN = {"dropout", "is_causal", "scaling", "position_ids", "cache_position", "use_cache", "output_attentions"}
 _PADDED: ContextVar[bool] = ContextVar("padded", default=True)
 
 
 @contextmanager
-def fast(module: nn.Module, *, padded: bool) -> Generator[None]:
-    """Make the transformers models in a module attend this way; `padded` says whether any prompt is padded.
+def fast_attention(module: nn.Module, *, padded: bool) -> Generator[None]:
+    """Make the transformers models in a module use this attention; `padded` says whether any prompt is padded.
 
-    >>> with fast(nn.Linear(3, 2), padded=True):
+    >>> with fast_attention(nn.Linear(3, 2), padded=True):
     ...     pass
     """
-    configs = {id(config): config for config in map(_config, module.modules()) if config is not None}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    before = [(config, name) for config, name in before if name == "sdpa"]
-    if before:
+    found: list[Any] = [getattr(each, "config", None) for each in module.modules()]
+    configs = {id(config): config for config in found if getattr(config, "_attn_implementation", None) == "sdpa"}
+    if configs:
         _register()
     token = _PADDED.set(padded)
     try:
-        for config, _ in before:
+        for config in configs.values():
             config._attn_implementation = NAME
         yield
     finally:
-        for config, name in before:
-            config._attn_implementation = name
+        for config in configs.values():
+            config._attn_implementation = "sdpa"
         _PADDED.reset(token)
-
-
-def _config(module: Any) -> Any:
-    config = getattr(module, "config", None)
-    return config if getattr(config, "_attn_implementation", None) is not None else None
 
 
 @cache
@@ -58,12 +52,12 @@ def _register() -> None:
 
 
 def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
-    """Attend as transformers does by default, or by our own kernel where prompts are short and Triton is installed."""
-    plain = all(name in PLAIN or value is None for name, value in options.items()) and not options.get("dropout")
-    if plain and query.is_cuda and find_spec("triton") is not None:
+    """Return what transformers computes; by our own kernel if prompts are short and Triton is installed."""
+    known = all(name in KNOWN or value is None for name, value in options.items()) and not options.get("dropout")
+    if known and query.is_cuda and find_spec("triton") is not None:
         from cyber0.layerwise import short_attention
 
-        if short_attention.suits(query, key, attention_mask):
+        if short_attention.supports(query, key, attention_mask):
             causal = options.get("is_causal")
             causal = getattr(module, "is_causal", True) if causal is None else causal
             scale = options.get("scaling") or query.shape[3] ** -0.5

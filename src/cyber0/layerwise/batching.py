@@ -11,27 +11,17 @@ from numpy.typing import NDArray
 
 __all__ = ["cuts", "pinned", "round_up", "upload"]
 
-PLACES = 16  # the number of places where a batch may be cut
+PLACES = 16  # the places where a batch may be cut
 
 
 def pinned(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor in pinned memory, which a CUDA device copies from without making the host wait.
-
-    >>> import numpy as np
-    >>> pinned(np.arange(3), torch.device("cpu"))
-    tensor([0, 1, 2])
-    """
+    """Return an array as a tensor; for a CUDA device in pinned memory, from where it copies while the host goes on."""
     tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor on a device, without waiting for work that is queued there.
-
-    >>> import numpy as np
-    >>> upload(np.arange(3), torch.device("cpu"))
-    tensor([0, 1, 2])
-    """
+    """Return an array as a tensor on a device, without waiting for work that is queued there."""
     return pinned(array, device).to(device, non_blocking=True)
 
 
@@ -47,8 +37,8 @@ def round_up(size: int, multiple: int) -> int:
 def cuts(sizes: NDArray[Any], overhead: int, max_tokens: int | None = None) -> tuple[int, ...]:
     """Return where to cut a batch of samples of ascending sizes, so that the total cost is least.
 
-    A micro-batch costs `overhead` tokens and those it holds, padding included. None holds more than `max_tokens`,
-    unless it is a single sample.
+    A micro-batch costs `overhead` tokens plus those it holds, padding included. It holds at most `max_tokens`, unless
+    it is a single sample.
 
     >>> import numpy as np
     >>> cuts(np.array([4] * 12 + [50] * 4), overhead=64)

@@ -1,4 +1,4 @@
-"""CUDA graphs of walks, one for each shape of micro-batch: one launch instead of a thousand."""
+"""CUDA graphs of walks, one for each shape of micro-batch: one launch for a whole walk instead of a thousand."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +15,7 @@ MAX_GRAPHS = 96
 
 
 class Graphs:
-    """The graphs of a walk. They share one pool of memory, so a result must be copied before another graph runs."""
+    """The captured graphs of a walk. They share one memory pool: copy a result before another graph runs."""
 
     def __init__(self, walk: "Walk") -> None:
         self._walk = walk
@@ -26,12 +26,12 @@ class Graphs:
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """Return the losses [2, samples] of a micro-batch; the next call overwrites them."""
         source = cast("CapturableSource", self._walk.source)  # a walk has graphs only where its source can be captured
-        shape = (*inputs.shape, *labels.shape[1:], padded, *source.kind)
-        if shape not in self._known:
+        key = (*inputs.shape, *labels.shape[1:], padded, *source.graph_key)
+        if key not in self._known:
             if len(self._known) >= MAX_GRAPHS:
                 self._known.pop(next(iter(self._known)))
-            self._known[shape] = _Graph(self._walk, inputs, labels, padded, self._stream, self._pool)
-        return self._known[shape].replay(inputs, labels)
+            self._known[key] = _Graph(self._walk, inputs, labels, padded, self._stream, self._pool)
+        return self._known[key].replay(inputs, labels)
 
     def clear(self) -> None:
         """Drop all graphs and free their memory."""

@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-"""CUDA kernels of a walk: both signs of some rows of a matrix, and norms over both halves of a batch.
+"""CUDA kernels of a walk: both signs of some rows of a matrix, and norms of both halves of a batch.
 
-The first direction of the table is the one to perturb along, the others are the drift; both are read from device
+The first direction of the table is the one to perturb along, the others are the drift. The table is read from device
 memory, so that one captured graph serves every round.
 """
 

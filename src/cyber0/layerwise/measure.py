@@ -1,4 +1,4 @@
-"""Choose how clients measure: an ordinary model by `estimate`, a language model layer by layer."""
+"""Choose how clients measure: by `estimate`, or layer by layer if the model is a language model."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, get_args
@@ -47,7 +47,7 @@ class Measure(Protocol):
 
 
 class LayerwiseEstimate:
-    """`estimate`, one layer at a time: keeps a `Walk` for each model, with the CUDA graphs it has captured.
+    """`estimate`, one layer at a time. Keeps a `Walk` for each model, with the CUDA graphs it has captured.
 
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
     >>> task = mnist_mlp(source="embedded", hidden=4)
@@ -127,16 +127,12 @@ def evaluation_model(measure: Measure, parameters: Parameters, losses: Losses) -
 
 
 def arithmetic_of(precision: Precision) -> torch.dtype:
-    """Return the type of activations at a precision.
-
-    >>> arithmetic_of("mixed")
-    torch.bfloat16
-    """
+    """Return the type of activations at a precision."""
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 
 def in_precision(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
-    """Return the module with its weights converted, in place, to the type that a precision asks for.
+    """Convert the weights of a module, in place, to the type that a precision asks for, and return the module.
 
     >>> in_precision(torch.nn.Linear(3, 2), "bf16")
     Traceback (most recent call last):

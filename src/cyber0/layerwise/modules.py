@@ -1,9 +1,9 @@
-"""How a module runs for both signs: its batch is two halves, of which the first sees w + mu z, the second w - mu z.
+"""Run a module for both signs at once: the first half of the batch at w + mu z, the second half at w - mu z.
 
-    handler(both, module, *inputs) -> output           where both halves are rows 0 .. N and N .. 2N
+    handler(signs, module, *inputs) -> output           rows 0 .. N are the first half, rows N .. 2N the second
 
-A module may bring its own, as a `SignPairModule`. One that is not known is run once for each half,
-with its parameters exchanged; where it has children, they are run with it: a block.
+A module can bring its own handler, as a `SignPairModule`. A module of an unknown class is run once for each half, with
+its parameters replaced by perturbed ones; if it has children, they are run with it, as one block.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -30,48 +30,56 @@ LISTS = nn.ParameterList, nn.ParameterDict
 
 @dataclass(slots=True)
 class SignPair:
-    """What handlers know: the source of weights, the type of the arithmetic, and how many rows both halves have.
+    """What a handler needs to run a module for both signs.
 
-    >>> SignPair(None, torch.float32, rows=6).parts(torch.zeros(6, 2))
+    - `source`: where the perturbed weights come from.
+    - `dtype`: the type of the activations.
+    - `rows`: the rows of the batch, both halves together.
+    - `unperturbed`: the batch is not doubled, and runs with the weights as they are.
+    - `shared`: inputs that all samples share, as (id of the module, position), since they once had no batch dimension.
+
+    >>> SignPair(None, torch.float32, rows=6).halves(torch.zeros(6, 2))
     [slice(None, 3, None), slice(3, None, None)]
     """
 
     source: Source
     dtype: torch.dtype
     rows: int
-    unperturbed: bool = False  # one sign only, and it is not perturbed
-    shared: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # inputs that once were no batch
+    unperturbed: bool = False
+    shared: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
-    def parts(self, x: Tensor) -> list[slice]:
-        """The rows of each sign, of a tensor whose first dimension is the batch, or the batch and others as one."""
+    def halves(self, x: Tensor) -> list[slice]:
+        """Return the rows of each sign in a tensor that has the batch first, alone or merged with other dimensions."""
         if self.unperturbed:
             return [slice(None)]
-        if not self.holds(x):
-            raise InvalidEstimate(f"a tensor of shape {tuple(x.shape)} does not have the batch of {self.rows} first")
+        if not self.has_batch_first(x):
+            raise InvalidEstimate(
+                f"a tensor of shape {tuple(x.shape)} does not have the batch of {self.rows} rows as its first dimension"
+            )
         half = len(x) // 2
         return [slice(None, half), slice(half, None)]
 
-    def holds(self, x: Tensor) -> bool:
-        """Whether a tensor has the batch first."""
+    def has_batch_first(self, x: Tensor) -> bool:
+        """Return whether the first dimension of a tensor can be the batch, alone or merged with others."""
         return x.ndim > 0 and len(x) > 0 and len(x) % self.rows == 0
 
     def vector(self, parameter: Any, dtype: torch.dtype) -> Pair | tuple[None, None]:
-        """Both signs of a bias, if there is one."""
+        """Return both signs of a vector such as a bias; (None, None) for None."""
         return (None, None) if parameter is None else self.source.vector(parameter, dtype)
 
 
-def linear(both: SignPair, x: Tensor, weights: Pair, biases: Pair | tuple[None, None]) -> Tensor:
-    """Each half of x times its matrix [outputs, inputs], plus its bias.
+def linear(signs: SignPair, x: Tensor, weights: Pair, biases: Pair | tuple[None, None]) -> Tensor:
+    """Return each half of x times its own matrix [outputs, inputs], plus its own bias.
 
-    >>> both = SignPair(None, torch.float32, rows=2)
-    >>> linear(both, torch.ones(2, 3), (torch.ones(1, 3), torch.zeros(1, 3)), (None, None))
+    >>> signs = SignPair(None, torch.float32, rows=2)
+    >>> linear(signs, torch.ones(2, 3), (torch.ones(1, 3), torch.zeros(1, 3)), (None, None))
     tensor([[3.],
             [0.]])
     """
-    parts, (outputs, inputs) = both.parts(x), weights[0].shape
+    halves, (outputs, inputs) = signs.halves(x), weights[0].shape
     out = x.new_empty(*x.shape[:-1], outputs)
-    for part, weight, bias in zip(parts, weights, biases, strict=False):
-        rows, into = x[part].reshape(-1, inputs), out[part].view(-1, outputs)
+    for half, weight, bias in zip(halves, weights, biases, strict=False):
+        rows, into = x[half].reshape(-1, inputs), out[half].view(-1, outputs)
         if bias is None:
             torch.mm(rows, weight.t(), out=into)
         else:
@@ -79,109 +87,110 @@ def linear(both: SignPair, x: Tensor, weights: Pair, biases: Pair | tuple[None, 
     return out
 
 
-def _linear(both: SignPair, module: Any, x: Tensor) -> Tensor:
-    return linear(both, x, both.source.matrix(module.weight, x.dtype), both.vector(module.bias, x.dtype))
+def _linear(signs: SignPair, module: Any, x: Tensor) -> Tensor:
+    return linear(signs, x, signs.source.matrix(module.weight, x.dtype), signs.vector(module.bias, x.dtype))
 
 
-def _embedding(both: SignPair, module: Any, ids: Tensor) -> Tensor:
+def _embedding(signs: SignPair, module: Any, ids: Tensor) -> Tensor:
     width: int = module.embedding_dim
-    place: dict[str, Any] = {"dtype": both.dtype, "device": ids.device}
-    if both.unperturbed:
-        return nn.functional.embedding(ids, module.weight.detach()).to(both.dtype)
-    if ids.ndim > 1 and len(ids) == both.rows:
+    place: dict[str, Any] = {"dtype": signs.dtype, "device": ids.device}
+    if signs.unperturbed:
+        return nn.functional.embedding(ids, module.weight.detach()).to(signs.dtype)
+    if ids.ndim > 1 and len(ids) == signs.rows:
         out = torch.empty(*ids.shape, width, **place)
-        both.source.rows(module.weight, ids[: both.rows // 2], *(out[part] for part in both.parts(out)))
+        signs.source.rows(module.weight, ids[: signs.rows // 2], *(out[half] for half in signs.halves(out)))
         return out
     shape = ids.shape if ids.ndim == 1 else ids.shape[1:]  # positions, the same for all samples
     if ids.numel() != shape.numel():
-        raise InvalidEstimate(f"ids of shape {tuple(ids.shape)} do not have the batch of {both.rows} first")
-    once, out = torch.empty(2, *shape, width, **place), torch.empty(both.rows, *shape, width, **place)
-    both.source.rows(module.weight, ids.reshape(shape), once[0], once[1])
-    for part, row in zip(both.parts(out), once, strict=True):
-        out[part] = row
+        raise InvalidEstimate(
+            f"ids of shape {tuple(ids.shape)} do not have the batch of {signs.rows} rows as their first dimension"
+        )
+    once, out = torch.empty(2, *shape, width, **place), torch.empty(signs.rows, *shape, width, **place)
+    signs.source.rows(module.weight, ids.reshape(shape), once[0], once[1])
+    for half, row in zip(signs.halves(out), once, strict=True):
+        out[half] = row
     return out
 
 
-def _norm(both: SignPair, module: Any, x: Tensor) -> Tensor:
-    both.parts(x)  # refuses what is not a batch
+def _norm(signs: SignPair, module: Any, x: Tensor) -> Tensor:
+    signs.halves(x)  # raises if x has no batch dimension
     bias = getattr(module, "bias", None)
-    biases = None if bias is None else both.source.vector(bias, torch.float32)
-    weights = both.source.vector(module.weight, torch.float32)
-    return both.source.norm(x, weights, biases, _eps(module), centred=isinstance(module, nn.LayerNorm))
+    biases = None if bias is None else signs.source.vector(bias, torch.float32)
+    weights = signs.source.vector(module.weight, torch.float32)
+    return signs.source.norm(x, weights, biases, _eps(module), centred=isinstance(module, nn.LayerNorm))
 
 
-def _leaf(both: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
-    """A module and its own parameters: its own code, once for each half; once for both where they are not trained."""
-    pairs = {id(parameter): _pair(both, parameter, both.dtype) for parameter in module.parameters(recurse=False)}
-    return _exchanged(both, module, [module], pairs, inputs, named)
+def _leaf(signs: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
+    """Run the code of a module without children: once for each half, or once in all if no parameter is trained."""
+    pairs = {id(parameter): _pair(signs, parameter, signs.dtype) for parameter in module.parameters(recurse=False)}
+    return _run_each_half(signs, module, [module], pairs, inputs, named)
 
 
-def _block(both: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
-    """A module with all that is below it: their own code, once for each half.
+def _block(signs: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
+    """Run the code of a module and its descendants once for each half.
 
-    What is trained is perturbed in float32, since it may be a norm's weight, and only products are less precise.
+    Trained weights are perturbed in float32, since a norm may be among them; only matrix products are less precise.
     """
     pairs = {
-        id(parameter): _pair(both, parameter, both.dtype if _is_frozen_matrix(parameter) else torch.float32)
-        for parameter in module.parameters()
+        id(p): _pair(signs, p, signs.dtype if p.ndim > 1 and not p.requires_grad else torch.float32)
+        for p in module.parameters()
     }
     device = next(module.parameters()).device
-    with in_arithmetic(device, both.dtype):
-        output = _exchanged(both, module, list(module.modules()), pairs, inputs, named)
-    return trees.tree_map(partial(_cast, both.dtype), output)
+    with in_arithmetic(device, signs.dtype):
+        output = _run_each_half(signs, module, list(module.modules()), pairs, inputs, named)
+    return trees.tree_map(partial(_cast, signs.dtype), output)
 
 
-def _exchanged(
-    both: SignPair, module: Any, owners: Sequence[Any], pairs: dict[int, Pair], inputs: Any, named: Any
+def _run_each_half(
+    signs: SignPair, module: Any, owners: Sequence[Any], pairs: dict[int, Pair], inputs: Any, named: Any
 ) -> Any:
-    """What a module's own code gives for each half, with the parameters of the owners exchanged for one of a pair."""
-    apart = not both.unperturbed and any(plus is not minus for plus, minus in pairs.values())
+    """Return the output of a module's own code, run once for each half.
+
+    Meanwhile each parameter of the modules `owners` is replaced by the one of its pair that belongs to the half.
+    """
+    apart = not signs.unperturbed and any(plus is not minus for plus, minus in pairs.values())
     kept = [dict(owner._parameters) for owner in owners]
     outputs: list[Any] = []
     leaves, tree = trees.tree_flatten((inputs, named))
     tensors = [(at, x) for at, x in enumerate(leaves) if apart and isinstance(x, Tensor)]
-    both.shared.update((id(module), at) for at, x in tensors if not both.holds(x))
+    signs.shared.update((id(module), at) for at, x in tensors if not signs.has_batch_first(x))
     try:
         for sign in range(2 if apart else 1):
             for owner, own in zip(owners, kept, strict=True):
                 owner._parameters.update({name: pairs[id(p)][sign] for name, p in own.items() if p is not None})
             given = list(leaves)
             for at, x in tensors:
-                if (id(module), at) not in both.shared:
-                    given[at] = x[both.parts(x)[sign]]
+                if (id(module), at) not in signs.shared:
+                    given[at] = x[signs.halves(x)[sign]]
             arguments, keywords = trees.tree_unflatten(given, tree)
             outputs.append(module.__class__.forward(module, *arguments, **keywords))
     finally:
         for owner, own in zip(owners, kept, strict=True):
             owner._parameters.update(own)
-    return trees.tree_map(_joined, *outputs) if apart else outputs[0]
+    return trees.tree_map(_concatenate, *outputs) if apart else outputs[0]
 
 
-def _pair(both: SignPair, parameter: Tensor, dtype: torch.dtype) -> Pair:
+def _pair(signs: SignPair, parameter: Tensor, dtype: torch.dtype) -> Pair:
     if parameter.ndim < 2:
-        return both.source.vector(parameter, dtype)
-    plus, minus = both.source.matrix(parameter, dtype)
-    return (plus, minus) if plus is minus else (plus.clone(), minus.clone())  # the module may have several
+        return signs.source.vector(parameter, dtype)
+    plus, minus = signs.source.matrix(parameter, dtype)
+    return (plus, minus) if plus is minus else (plus.clone(), minus.clone())  # the next call overwrites them
 
 
 def _cast(dtype: torch.dtype, x: Any) -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def _is_frozen_matrix(parameter: Tensor) -> bool:
-    return parameter.ndim > 1 and not parameter.requires_grad
-
-
-def _joined(plus: Any, minus: Any) -> Any:
+def _concatenate(plus: Any, minus: Any) -> Any:
     if isinstance(plus, Tensor):
         return torch.cat([plus, minus])
     if plus is not minus and not (isinstance(plus, bool | int | float | str) and plus == minus):
-        raise InvalidEstimate(f"two {type(plus).__name__} of a module cannot be put together")
+        raise InvalidEstimate(f"a module returns a {type(plus).__name__}, and those of the two halves cannot be joined")
     return plus
 
 
 def handlers(root: nn.Module, whole: Collection[nn.Module] = ()) -> list[tuple[nn.Module, Handler]]:
-    """What runs each module of a model for both signs, of those that hold parameters; those in `whole` as blocks.
+    """Return the modules of a model that hold parameters, each with its handler; those in `whole` are run as blocks.
 
     >>> [(type(module).__name__, run.__name__) for module, run in handlers(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))]
     [('Linear', '_linear')]
@@ -193,32 +202,24 @@ def handlers(root: nn.Module, whole: Collection[nn.Module] = ()) -> list[tuple[n
         if handler is _block:
             inside.update(module.modules())
             if 2 * trained(module) > trained(root):
-                raise InvalidEstimate(f"most of it is in {type(module).__name__}, which is no kind that is known")
+                raise InvalidEstimate(f"most of its weights are in a {type(module).__name__}, which is not supported")
         if handler is not None:
             found.append((module, handler))
     return found
 
 
 def trained(module: nn.Module) -> int:
-    """How many numbers are trained in a module and below it.
-
-    >>> trained(nn.Linear(3, 2))
-    8
-    """
+    """Return the number of trained weights in a module and its descendants."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def blocks(found: Sequence[tuple[nn.Module, Handler]]) -> list[nn.Module]:
-    """Those modules that are run as blocks.
-
-    >>> blocks([(nn.ReLU(), _block), (nn.Linear(1, 1), _linear)])
-    [ReLU()]
-    """
+    """Return the modules that are run as blocks, of those that `handlers` has returned."""
     return [module for module, handler in found if handler is _block]
 
 
 def readers(root: nn.Module, tensors: Iterable[Tensor]) -> list[nn.Module]:
-    """The modules right above those that hold some tensors.
+    """Return the parents of the modules that hold any of these tensors.
 
     >>> model = nn.Sequential(nn.Sequential(nn.Linear(3, 2)), nn.ReLU())
     >>> [reader is model[0] for reader in readers(model, [model[0][0].weight])]
@@ -243,28 +244,24 @@ def _handler(module: nn.Module) -> Handler | None:
         return _embedding
     if _is_norm(module):
         return _norm
-    return _block if _is_block(module) else _leaf
+    has_children = next(module.children(), None) is not None
+    return _block if has_children and any(p.requires_grad for p in _held(module)) else _leaf
 
 
 def _held(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a module that none of its children takes care of; a list of parameters has no code."""
+    """Return a module's own parameters, and those in its parameter lists, except any that a child module holds too."""
     lists = [child for child in module.children() if isinstance(child, LISTS)]
     below = {id(p) for child in module.children() if child not in lists for p in child.parameters()}
     own = (p for owner in (module, *lists) for p in owner.parameters(recurse=False))
     return [] if isinstance(module, LISTS) else [p for p in own if id(p) not in below]
 
 
-def _is_block(module: nn.Module) -> bool:
-    """Whether a module with children has to run apart: what is frozen is the same for both halves."""
-    return next(module.children(), None) is not None and any(p.requires_grad for p in _held(module))
-
-
-def _own(both: SignPair, module: SignPairModule, *inputs: Any, **named: Any) -> Any:
-    return module.forward_pair(both, *inputs, **named)
+def _own(signs: SignPair, module: SignPairModule, *inputs: Any, **named: Any) -> Any:
+    return module.forward_pair(signs, *inputs, **named)
 
 
 def _is_norm(module: Any) -> bool:
-    """Whether a module is a layer norm, or, by trial, a root-mean-square norm with one weight."""
+    """Return whether a module is a layer norm or, as a trial shows, a root-mean-square norm with one weight."""
     if type(module) is nn.LayerNorm:
         return module.elementwise_affine and len(module.normalized_shape) == 1
     names = [name for name, _ in module.named_parameters()]

@@ -1,8 +1,8 @@
-"""The check that a walk over a model gives what the model itself gives, made before it is first measured.
+"""The check, before a model is first measured, that walking it gives the losses that the model itself gives.
 
 Batches of two sizes are tried, so that no other dimension is mistaken for the batch. Every trained weight must be read
-through the modules that are walked, and nowhere else. A small model is perturbed and compared with two whole copies; a
-large one is compared, unperturbed, with itself. In bf16 arithmetic, the walk must run.
+through the modules that are walked, and nowhere else. A small model is perturbed and compared with two whole copies of
+it; a large one is not perturbed, and is compared with itself. In bf16, the walk must run and its losses be finite.
 """
 
 from collections.abc import Generator, Iterable
@@ -27,14 +27,10 @@ SAMPLES = (3, 5)
 
 
 class UnreadParameters(InvalidEstimate):
-    """Trained tensors that no walked module reads.
-
-    >>> UnreadParameters({"last.weight": torch.ones(2)}).tensors["last.weight"]
-    tensor([1., 1.])
-    """
+    """Some trained tensors, kept as `tensors`, are read by no module that is walked."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        super().__init__(f"{next(iter(tensors))} is trained, but no module that can be walked reads it")
+        super().__init__(f"{next(iter(tensors))} is trained, but no module that is walked reads it")
         self.tensors = tensors
 
 
@@ -95,7 +91,7 @@ def _walked(walk: "Walk", perturbation: Perturbation, inputs: Tensor, labels: Te
 
 def _check_finite(found: Tensor) -> None:
     if not found.isfinite().all():
-        raise InvalidEstimate("a weight is read other than by the modules that are walked, or its losses overflow")
+        raise InvalidEstimate("its code reads a weight outside the modules that are walked, or its losses overflow")
 
 
 def _finite_rows(x: Tensor) -> Tensor:
@@ -104,7 +100,7 @@ def _finite_rows(x: Tensor) -> Tensor:
 
 @contextmanager
 def _hidden(tensors: Iterable[Tensor]) -> Generator[None]:
-    """Fill tensors with NaN for a while, so that reading them other than through the source shows in the losses."""
+    """Replace tensors by NaN within the context, so that reading them other than through the source is noticed."""
     kept = [(tensor, tensor.data) for tensor in tensors]
     try:
         for tensor, data in kept:

@@ -1,6 +1,6 @@
-"""What a module may declare about itself, by methods of its class, so that it is measured faster.
+"""Methods that the class of a module can have, so that the module is measured faster.
 
-No module needs to: one without these methods is measured to the same numbers.
+None of them is needed: without them the same numbers are measured.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
@@ -37,8 +37,8 @@ class SizedInputs(Protocol):
 class SignPairModule(Protocol):
     """A module that runs both halves of a batch itself, the first at w + mu z and the second at w - mu z."""
 
-    def forward_pair(self, both: "SignPair", *inputs: Any, **named: Any) -> Any:
-        """Return the output for a batch whose halves see the two signs; `both` gives the weights of each."""
+    def forward_pair(self, signs: "SignPair", *inputs: Any, **named: Any) -> Any:
+        """Return the output for a batch of two halves; `signs` gives the perturbed weights of each."""
         ...
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["LONGEST", "attention", "suits"]
+__all__ = ["LONGEST", "attention", "supports"]
 
 LONGEST = 128
 
@@ -43,7 +43,7 @@ def _attention(
     tl.store(o_at, result.to(out.dtype.element_ty), mask=inside)
 
 
-def suits(query: Any, key: Any, mask: Any) -> bool:
+def supports(query: Any, key: Any, mask: Any) -> bool:
     """Return whether the kernel can take tensors [batch, heads, tokens, width]; a mask must be one of keys."""
     width, tokens = query.shape[3], query.shape[2]
     plain = query.dtype == torch.bfloat16 and width in (16, 32, 64, 128) and tokens == key.shape[2] <= LONGEST

@@ -1,8 +1,9 @@
-"""Where a walk gets its weights: both signs of one tensor at a time, the masters are only read.
+"""Sources of perturbed weights: both signs of one tensor at a time, while the masters are only read.
 
     w - (c z + c' z' + ...) + mu z*    and    w - (c z + c' z' + ...) - mu z*
 
-from one generation of each direction. The sum is a client's own drift from the global model; mostly there is none.
+Each direction is generated once for the two. The sum is a client's own drift from the global model; usually it has
+none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,17 +34,17 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-TOGETHER = 3  # matrices as large as the largest that a CUDA device makes at a time
-GAP = 2**15  # coordinates that take as long to make as it takes to begin
-LONGEST = 2**20  # coordinates that are made at a time, unless one row has more
+MATRICES_AT_ONCE = 3  # how many matrices of the largest size a CUDA device perturbs in one launch
+GAP = 2**15  # coordinates that cost as much as another call: rows closer than this are perturbed in one
+LONGEST = 2**20  # most coordinates of one call, unless a single row has more
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Perturbation:
-    """Along which direction to perturb, and how far the model has drifted before: rows of a packed table.
+    """The direction to perturb along and the drift of the model, as rows of a packed table.
 
-    With `applies_commit`, the other rows are those of a commit, which the walk applies to the masters on its way.
+    With `applies_commit` the rows after the first are those of a commit, which the walk applies to the masters.
 
     >>> parameters, keys = Parameters.of(torch.nn.Linear(3, 2)), [DirectionKey(seed=1, round=t) for t in range(3)]
     >>> perturbation_of(parameters, keys[0], 1e-3, drift=(keys[1:], [0.1, 0.2])).rows["t"]
@@ -56,12 +57,12 @@ class Perturbation:
 
     @property
     def direction(self) -> Packed:
-        """The row of the direction."""
+        """Return the row of the direction."""
         return self.rows[:1]
 
     @property
     def drift(self) -> Packed | None:
-        """The rows of the drift, if there is any."""
+        """Return the rows of the drift; None if there is none."""
         return None if self.applies_commit or len(self.rows) == 1 else self.rows[1:]
 
 
@@ -74,11 +75,10 @@ def perturbation_of(
     backend: str | Backend | None = None,
     commit: Commit | None = None,
 ) -> Perturbation:
-    """Return the perturbation along `key` of a model that has descended along the keys of `drift` by its coefficients.
+    """Return the perturbation of a model by mu along the direction `key`.
 
-    >>> model = torch.nn.Linear(3, 2)
-    >>> perturbation_of(Parameters.of(model), DirectionKey(seed=1, round=0), 1e-3).rows.shape
-    (1,)
+    `drift` has keys and a coefficient for each, by which a client's model has descended. `commit`, if given, takes its
+    place, and the walk applies it to the masters.
     """
     others = drift if commit is None else (commit.keys, commit.coefficients)
     keys, values = ([key], [mu]) if others is None else ([key, *others[0]], [mu, *others[1]])
@@ -86,10 +86,10 @@ def perturbation_of(
 
 
 class Source(Protocol):
-    """What the modules of a walk ask for. A pair is good until the next of its kind is asked for."""
+    """Gives the modules of a walk their weights. A matrix may be overwritten when the next one is asked for."""
 
     def set_perturbation(self, perturbation: Perturbation) -> None:
-        """Perturb along another direction from now on."""
+        """Perturb in this way from now on."""
         ...
 
     def begin(self) -> None:
@@ -97,19 +97,19 @@ class Source(Protocol):
         ...
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
-        """Both signs of a tensor of two or more dimensions; a frozen one twice."""
+        """Return both signs of a tensor of two or more dimensions; twice the same tensor if it is frozen."""
         ...
 
     def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
-        """Both signs of a one-dimensional tensor."""
+        """Return both signs of a one-dimensional tensor; twice the same tensor if it is frozen."""
         ...
 
     def rows(self, parameter: Tensor, ids: Tensor, plus: Tensor, minus: Tensor) -> None:
-        """Both signs of the rows `ids` of a matrix, into [*ids.shape, width]."""
+        """Write both signs of the rows `ids` of a matrix to `plus` and `minus`, [*ids.shape, width]."""
         ...
 
     def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
-        """Layer norm, or root-mean-square norm where not `centred`, of the two halves of x."""
+        """Return the layer norm of x, or its root-mean-square norm if not `centred`, by halves of the batch."""
         ...
 
 
@@ -118,8 +118,8 @@ class CapturableSource(Source, Protocol):
     """A source whose launches can be captured as a CUDA graph and replayed along other directions."""
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """What a captured walk cannot change: a graph serves all walks of one kind."""
+    def graph_key(self) -> tuple[Any, ...]:
+        """Return what a captured walk cannot change: a graph serves only walks with the same key."""
         ...
 
     def warm_up(self) -> AbstractContextManager[Iterator[None]]:
@@ -128,7 +128,7 @@ class CapturableSource(Source, Protocol):
 
 
 class Layout:
-    """Which of a model's tensors are trained, and where in the flat vector they lie; frozen ones, cast once.
+    """Where each trained tensor lies in the flat vector of a model, and its frozen tensors, each cast once.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> Layout(Parameters.of(model)).place(model.bias)[0].start
@@ -144,17 +144,17 @@ class Layout:
         self.vectors = [place for place in self.places.values() if len(place[0].shape) < 2]
         self._frozen: dict[tuple[int, torch.dtype], Tensor] = {}
 
-    def trains(self, parameter: Tensor | None) -> bool:
-        """Whether a tensor is perturbed at all."""
+    def is_trained(self, parameter: Tensor | None) -> bool:
+        """Return whether a tensor is trained, and so perturbed."""
         return id(parameter) in self.places
 
     def place(self, parameter: Tensor) -> tuple[Entry, Tensor]:
-        """Where a trained tensor lies, and its flat buffer."""
+        """Return the entry of a trained tensor, and its flat buffer."""
         return self.places[id(parameter)]
 
     def frozen(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """A tensor that nobody trains, in the type the arithmetic is done in."""
-        if parameter.dtype == dtype or not isinstance(parameter, torch.nn.Parameter):  # a block's own copy
+        """Return a frozen tensor, in the type of the arithmetic."""
+        if parameter.dtype == dtype or not isinstance(parameter, torch.nn.Parameter):  # a block's copy
             return parameter.detach().to(dtype)
         kept = id(parameter), dtype
         if kept not in self._frozen:
@@ -178,28 +178,28 @@ class TorchSource:
         self.layout = layout
         self._perturbation: Perturbation | None = None
         self._scratch: dict[torch.dtype, Tensor] = {}
-        self._local: Tensor | None = None
+        self._drifted: Tensor | None = None
         self._vectors: dict[tuple[int, torch.dtype], Pair] = {}
 
     def set_perturbation(self, perturbation: Perturbation) -> None:
-        """Keep it; vectors are made when they are asked for."""
+        """Perturb in this way from now on; tensors are perturbed when they are asked for."""
         self._perturbation = perturbation
         self._vectors.clear()
 
     def begin(self) -> None:
-        """There is nothing to prepare."""
+        """Prepare nothing."""
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
-        if not self.layout.trains(parameter):
+        if not self.layout.is_trained(parameter):
             frozen = self.layout.frozen(parameter, dtype)
             return frozen, frozen
         entry, flat = self.layout.place(parameter)
-        plus, minus = self._room(entry.size, dtype)
+        plus, minus = self._scratch_pair(entry.size, dtype)
         self._pair(flat, entry.start, plus, minus)
         return plus.view(entry.shape), minus.view(entry.shape)
 
     def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
-        if not self.layout.trains(parameter):
+        if not self.layout.is_trained(parameter):
             frozen = self.layout.frozen(parameter, dtype)
             return frozen, frozen
         kept = id(parameter), dtype
@@ -211,7 +211,7 @@ class TorchSource:
         return self._vectors[kept]
 
     def rows(self, parameter: Tensor, ids: Tensor, plus: Tensor, minus: Tensor) -> None:
-        if not self.layout.trains(parameter):
+        if not self.layout.is_trained(parameter):
             plus.copy_(parameter.detach()[ids])
             minus.copy_(plus)
             return
@@ -220,12 +220,12 @@ class TorchSource:
         wanted: Any = ids
         tokens, inverse = wanted.unique(return_inverse=True)
         up, down = (torch.empty(len(tokens), width, device=flat.device) for _ in range(2))
-        for some in _neighbours(tokens.cpu().numpy(), width):
+        for some in _runs_of_rows(tokens.cpu().numpy(), width):
             rows = tokens[some]
             first, end = int(rows[0]) * width, (int(rows[-1]) + 1) * width
-            both = torch.empty(2, end - first, device=flat.device)
-            self._pair(flat[first:end], entry.start + first, both[0], both[1])
-            up[some], down[some] = both.view(2, -1, width)[:, rows - rows[0]]
+            pair = torch.empty(2, end - first, device=flat.device)
+            self._pair(flat[first:end], entry.start + first, pair[0], pair[1])
+            up[some], down[some] = pair.view(2, -1, width)[:, rows - rows[0]]
         plus.copy_(up[inverse])
         minus.copy_(down[inverse])
 
@@ -236,7 +236,7 @@ class TorchSource:
             out[part] = normed(x[part], weight[sign], None if bias is None else bias[sign], eps, centred=centred)
         return out
 
-    def _room(self, size: int, dtype: torch.dtype) -> Pair:
+    def _scratch_pair(self, size: int, dtype: torch.dtype) -> Pair:
         if dtype not in self._scratch or self._scratch[dtype].shape[1] < size:
             self._scratch[dtype] = torch.empty(2, size, dtype=dtype, device=self.layout.parameters.device)
         plus, minus = self._scratch[dtype]
@@ -245,18 +245,18 @@ class TorchSource:
     def _pair(self, flat: Tensor, start: int, plus: Tensor, minus: Tensor) -> None:
         perturbation = self._perturbation
         if perturbation is None:
-            raise InvalidEstimate("a source has to be perturbation_of before it gives weights")
+            raise InvalidEstimate("the source has no perturbation yet: call set_perturbation before asking for weights")
         if perturbation.drift is not None:
-            if self._local is None or len(self._local) < len(flat):
-                self._local = torch.empty(len(flat), device=flat.device)
-            local = self._local[: len(flat)]
-            perturbation.backend.descend(flat, perturbation.drift, start, local)
-            flat = local
+            if self._drifted is None or len(self._drifted) < len(flat):
+                self._drifted = torch.empty(len(flat), device=flat.device)
+            drifted = self._drifted[: len(flat)]
+            perturbation.backend.descend(flat, perturbation.drift, start, drifted)
+            flat = drifted
         perturbation.backend.move(flat, perturbation.direction, start, plus, minus)
 
 
-def _neighbours(rows: NDArray[np.int64], width: int) -> Iterator[slice]:
-    """Ascending rows, in runs to be made at a time: what lies between two is made along where that costs less."""
+def _runs_of_rows(rows: NDArray[np.int64], width: int) -> Iterator[slice]:
+    """Yield slices of ascending rows to perturb in one call each, with the rows between them if these are few."""
     begin = 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or (rows[end] - rows[end - 1]) * width > GAP or (rows[end] - rows[begin]) * width > LONGEST:
@@ -265,7 +265,7 @@ def _neighbours(rows: NDArray[np.int64], width: int) -> Iterator[slice]:
 
 
 class Unperturbed:
-    """A source of the weights as they are, in the type asked for.
+    """A source that gives the weights as they are, in the type asked for.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> torch.equal(Unperturbed().matrix(model.weight, torch.float32)[0], model.weight)
@@ -273,10 +273,10 @@ class Unperturbed:
     """
 
     def set_perturbation(self, perturbation: Perturbation) -> None:
-        """There is nothing to perturb."""
+        """Ignore the perturbation."""
 
     def begin(self) -> None:
-        """There is nothing to prepare."""
+        """Prepare nothing."""
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         weights = parameter.detach().to(dtype)
@@ -293,7 +293,7 @@ class Unperturbed:
 
 
 def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, centred: bool) -> Tensor:
-    """The norm over the last dimension, in float32, in the type of x.
+    """Return the norm of x over its last dimension, computed in float32, in the type of x.
 
     >>> x = torch.tensor([[1.0, 2.0, 4.0]])
     >>> torch.allclose(normed(x, torch.ones(3), None, 1e-5, centred=True), torch.nn.functional.layer_norm(x, (3,)))

@@ -27,7 +27,7 @@ from cyber0.directions.select import get_backend
 from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
-from cyber0.layerwise.attention import fast
+from cyber0.layerwise.attention import fast_attention
 from cyber0.layerwise.batching import cuts, round_up, upload
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
@@ -42,7 +42,7 @@ from cyber0.layerwise.source import (
     Unperturbed,
     perturbation_of,
 )
-from cyber0.layerwise.whole_model import shaped
+from cyber0.layerwise.whole_model import per_sample
 from cyber0.parameters import Parameters
 
 __all__ = ["Batch", "Walk"]
@@ -82,9 +82,9 @@ class Batch:
 class Walk:
     """Measures how the losses of a model's clients change along a direction, a layer at a time.
 
-    `arithmetic` is the type of activations and of perturbed matrices. Norms, biases and losses stay float32, and so
-    does what a module computes from its last hidden states itself. A module may declare more about itself as a
-    `Scorer` and by `SizedInputs`.
+    `losses(model, batch)` returns one loss for each sample. `arithmetic` is the type of activations and of perturbed
+    matrices; norms, biases, scores and losses stay float32. A module is measured faster if its class is a `Scorer` or
+    has `SizedInputs`.
 
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
     >>> model = mnist_mlp(source="embedded", hidden=4).build(0)
@@ -118,7 +118,7 @@ class Walk:
 
     @property
     def layered(self) -> bool:
-        """Whether the model is measured layer by layer, rather than in two whole copies."""
+        """Return whether the model is measured layer by layer, rather than in two whole copies."""
         return self.handlers is not None
 
     def slopes(
@@ -132,15 +132,15 @@ class Walk:
     ) -> Tensor:
         """Return the central difference of each client's mean loss along a direction, [clients] in float64.
 
-        The samples are x [clients, batch, ...] with labels y [clients, batch, ...]. `drift`, keys and a coefficient for
-        each, is what the clients' local model has descended by since it was the masters.
+        The samples are x [clients, batch, ...] with labels y [clients, batch, ...]. `drift` has keys and a coefficient
+        for each: what the clients' local model has descended by from the model's own weights.
         """
         return self.along(self.batch(x, y), key, mu, family, drift)
 
     def batch(self, x: Tensor, y: Tensor, sizes: NDArray[Any] | None = None) -> Batch:
         """Return samples x [clients, batch, ...] with labels y [clients, batch, ...], for any number of directions.
 
-        `sizes`, how many values of each sample are not padding, saves reading them back from the device.
+        `sizes` says how many values of each sample are not padding; giving it saves reading it back from the device.
         """
         refuse_random(self.module)
         self.parameters.check()
@@ -161,9 +161,9 @@ class Walk:
         family: Family = "gaussian",
         drift: tuple[Sequence[DirectionKey], Any] | None = None,
     ) -> Tensor:
-        """Return the `slopes` on a batch that `batch` has made.
+        """Return the `slopes` on a batch that `batch` has returned.
 
-        A commit that is pending is applied: on the way where the device allows that, else before.
+        A pending commit is applied: during the walk if the device allows that, else before it.
         """
         step = float(np.float32(mu))
         if not 0 < step < np.inf:
@@ -201,11 +201,11 @@ class Walk:
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """Return the losses [2, samples] of a micro-batch, at w + mu z and at w - mu z."""
-        both = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
+        signs = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
         self.source.begin()
-        with self._patched(both, padded=padded):
+        with self._patched(signs, padded=padded):
             losses = self.losses(self.scores, (torch.cat([inputs, inputs]), torch.cat([labels, labels])))
-        return shaped(losses, 2 * len(inputs)).view(2, -1)
+        return per_sample(losses, 2 * len(inputs)).view(2, -1)
 
     def scores(self, inputs: Tensor) -> Tensor:
         """Return the scores of the module, in float32."""
@@ -213,9 +213,9 @@ class Walk:
         return scores(inputs).float()
 
     def _loss_pairs(self, batch: Batch, perturbation: Callable[..., Perturbation]) -> Tensor:
-        """Return the losses [2, samples] of a batch; what does not fit into memory is tried in smaller micro-batches.
+        """Return the losses [2, samples] of a batch; if memory runs out, in smaller micro-batches.
 
-        A commit that is pending is applied by the walk over the first of them.
+        A pending commit is applied by the walk over the first micro-batch.
         """
         out, parts = torch.empty(2, len(batch.labels), device=self.device), list(batch.micro_batches)
         self.source.set_perturbation(perturbation(commit=self.parameters.pending))
@@ -263,19 +263,19 @@ class Walk:
         """Sort samples by size, and cut them at the places that were best for the first batch of this length."""
         known = np.full(len(labels), inputs[0].numel()) if sizes is None else sizes.ravel()
         order = np.argsort(known, kind="stable")
-        kind = len(labels), self.max_tokens
-        if kind not in self._cuts:
-            self._cuts[kind] = cuts(known[order], OVERHEAD.get(self.device.type, 64), self.max_tokens)
+        limits = len(labels), self.max_tokens
+        if limits not in self._cuts:
+            self._cuts[limits] = cuts(known[order], OVERHEAD.get(self.device.type, 64), self.max_tokens)
         places = upload(order, self.device)
         return [
             self._cut(inputs, labels, places[a:b], None if sizes is None else known[order[a:b]])
-            for a, b in pairwise(self._cuts[kind])
+            for a, b in pairwise(self._cuts[limits])
         ]
 
     def _cut(self, inputs: Tensor, labels: Tensor, order: Tensor, sizes: NDArray[Any] | None) -> MicroBatch:
         chosen = inputs[order]
         if sizes is None:
-            return MicroBatch(chosen, labels[order], order, padded=True)  # for all that is known
+            return MicroBatch(chosen, labels[order], order, padded=True)  # it may be
         width = round_up(int(sizes[-1]), 8 if self._graphs is not None else 1)
         missing = width - chosen.shape[1]
         chosen = nn.functional.pad(chosen, (0, missing), value=-1) if missing > 0 else chosen[:, :width].contiguous()
@@ -290,24 +290,25 @@ class Walk:
 
     @property
     def _capturable(self) -> bool:
-        """Whether a captured graph serves every batch: the code of a block may depend on the values it is given."""
+        """Return whether one graph serves every batch: the code of a block may depend on its inputs' values."""
         fixed = isinstance(self.source, CapturableSource) and implements(self.module, Scorer)
         return fixed and not modules.blocks(self.handlers or [])
 
     @property
     def _writes(self) -> bool:
-        """Whether a walk can apply a commit on its way."""
+        """Return whether a walk can apply a commit as it reads the weights."""
         return self._graphs is not None and self.layered
 
     def _applies(self, family: Family, drift: object) -> bool:
-        """Whether a walk along a direction of this family applies the pending commit."""
+        """Return whether a walk along a direction of this family applies the pending commit."""
         pending = self.parameters.pending
         return self._writes and drift is None and pending is not None and pending.family == family
 
     def _prove(self, batch: Batch) -> bool:
-        """Check that a walk gives what the model gives; a module that reads others' weights becomes a block.
+        """Check that a walk gives the model's own losses; a module that reads a child's weights becomes a block.
 
-        Return whether this batch could show it: losses that are not finite show nothing.
+        A model for which it does not is measured in whole copies from now on. Return False if the batch decides
+        nothing, since its losses are not finite.
         """
         self.parameters.settle()
         handlers = self.handlers
@@ -322,8 +323,8 @@ class Walk:
             except Exception as error:  # the model's own code may fail on half a batch in any way
                 if is_out_of_memory(error):
                     raise
-                unasked = error.tensors.values() if isinstance(error, UnreadParameters) else ()
-                more = [each for each in modules.readers(self.module, unasked) if each not in blocks]
+                unread = error.tensors.values() if isinstance(error, UnreadParameters) else ()
+                more = [each for each in modules.readers(self.module, unread) if each not in blocks]
                 if more:
                     blocks += more
                     self.handlers = self._handlers(blocks)
@@ -337,15 +338,15 @@ class Walk:
         return True
 
     @contextmanager
-    def _patched(self, both: SignPair, *, padded: bool) -> Generator[None]:
+    def _patched(self, signs: SignPair, *, padded: bool) -> Generator[None]:
         handlers = self.handlers or []
         before = [(module, module.__dict__.get("forward")) for module, _ in handlers]
         with ExitStack() as stack:
             if self.device.type == "cuda":
-                stack.enter_context(fast(self.module, padded=padded))
+                stack.enter_context(fast_attention(self.module, padded=padded))
             try:
                 for module, handler in handlers:
-                    module.__dict__["forward"] = partial(handler, both, module)
+                    module.__dict__["forward"] = partial(handler, signs, module)
                 yield
             finally:
                 for module, forward in before:

@@ -1,4 +1,4 @@
-"""Measure a model that cannot be walked: by two whole copies of it, one for each sign."""
+"""Measure a model that cannot be walked: with two whole perturbed copies, one for each sign."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from cyber0.layerwise.graphs import is_out_of_memory
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import Walk
 
-__all__ = ["in_arithmetic", "run", "shaped"]
+__all__ = ["in_arithmetic", "per_sample", "run"]
 
 Tensor = torch.Tensor
 
@@ -38,7 +38,7 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
         for copy, perturbed in zip(copies, source(tensor, torch.float32), strict=True):
             copy[name] = perturbed.clone()
     for name, tensor in walk.module.named_parameters():
-        if not walk.layout.trains(tensor):
+        if not walk.layout.is_trained(tensor):
             copies[0][name] = copies[1][name] = walk.layout.frozen(tensor, torch.float32)
 
     def losses(weights: dict[str, Tensor]) -> Tensor:
@@ -48,13 +48,13 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
         return walk.losses(model, (inputs, labels))
 
     with in_arithmetic(walk.device, walk.arithmetic):
-        return torch.stack([shaped(losses(weights), len(inputs)) for weights in copies])
+        return torch.stack([per_sample(losses(weights), len(inputs)) for weights in copies])
 
 
-def shaped(losses: Tensor, samples: int) -> Tensor:
-    """Return losses in float32; raise InvalidEstimate unless there is one for each sample.
+def per_sample(losses: Tensor, samples: int) -> Tensor:
+    """Return losses as float32; raise InvalidEstimate unless there is one for each sample.
 
-    >>> shaped(torch.tensor(0.5), samples=2)
+    >>> per_sample(torch.tensor(0.5), samples=2)
     Traceback (most recent call last):
     cyber0.errors.InvalidEstimate: losses() gave shape () for 2 samples: it must give one loss for each, ...
     """

@@ -16,7 +16,7 @@ from cyber0.errors import InvalidConfig, InvalidEstimate, InvalidModel, UnknownN
 from cyber0.layerwise.batching import cuts
 from cyber0.layerwise.measure import is_layerwise
 from cyber0.layerwise.modules import blocks, handlers, trained
-from cyber0.layerwise.source import TOGETHER
+from cyber0.layerwise.source import MATRICES_AT_ONCE
 from cyber0.layerwise.walk import OVERHEAD
 from cyber0.tasks.dataset import Dataset
 
@@ -39,7 +39,7 @@ __all__ = [
 ENGINES = ("plain", "layerwise")
 BYTES = {"float32": (4, 4), "mixed": (4, 2), "bf16": (2, 2)}  # of a weight, and of a number in the arithmetic
 DRAWN = 48  # bytes that it takes to draw the number of a sample
-MATRICES = {"cuda": TOGETHER}  # matrices whose signs a walk makes together; one elsewhere
+MATRICES = {"cuda": MATRICES_AT_ONCE}  # matrices whose signs a walk makes together; one elsewhere
 
 
 @runtime_checkable

@@ -82,14 +82,14 @@ class LabelRows(nn.Module):
         """Return how many rows of its weight it reads."""
         return len(self.ids)
 
-    def forward_pair(self, both: SignPair, features: Tensor) -> Tensor:
+    def forward_pair(self, signs: SignPair, features: Tensor) -> Tensor:
         """Return the same for both signs in a walk, with only these rows perturbed."""
         shape = 2, len(self.ids), self.weight.shape[1]
         plus, minus = torch.empty(shape, dtype=features.dtype, device=features.device)
-        both.source.rows(self.weight, self.ids, plus, minus)
-        biases: Any = both.vector(self.bias, features.dtype)
+        signs.source.rows(self.weight, self.ids, plus, minus)
+        biases: Any = signs.vector(self.bias, features.dtype)
         chosen: Any = tuple(None if bias is None else bias[self.ids] for bias in biases)
-        return linear(both, features, (plus, minus), chosen)
+        return linear(signs, features, (plus, minus), chosen)
 
 
 def restrict(model: Any, ids: tuple[int, ...]) -> None:
