@@ -31,6 +31,7 @@ from cyber0.protocol.messages import (
     Bye,
     CatchUp,
     Committed,
+    Evaluation,
     Hello,
     Invitation,
     Rejection,
@@ -316,6 +317,19 @@ def test_the_table_shows_who_is_in_and_whose_votes_do_not_count():
     shown = console.export_text()
     assert "round 3 of 3" in shown
     assert re.search(r"\[red\]dan .* 3 +rejected: a scalar is not finite", shown)
+
+
+def test_where_a_task_has_no_classes_the_loss_is_shown():
+    settings, ledger = Settings.of(recipe(directions=1, rounds=3), deadline=0.2), Memory()
+    federator = Federator(settings, ledger)
+    for place, name in enumerate(settings.roster[:3]):
+        federator.tally.clients[name].evaluation = Evaluation(2, None, place / 4, 10)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table(federator))
+    shown = console.export_text()
+    assert ", loss 0.25\n" in shown
+    assert re.search("client-2 .* loss 0.5 at 2", shown)
+    assert "accuracy" not in shown
 
 
 # Keys

@@ -106,6 +106,32 @@ def test_a_client_trains_on_all_of_its_rows_unless_a_share_is_dealt(tmp_path, mo
             assert len(used(folder)) <= 100
 
 
+REGRESSION = """
+import torch
+
+from cyber0.tasks.convert import task_of
+
+x = torch.linspace(-1, 1, 300)[:, None]
+
+
+def task(directory, source):
+    return task_of(torch.nn.Linear(1, 1), (x, 3 * x), (x[:50], 3 * x[:50]), loss=torch.nn.functional.mse_loss)
+"""
+
+
+def test_a_task_without_classes_is_evaluated_by_its_loss(tmp_path, monkeypatch):
+    (tmp_path / "slope.py").write_text(REGRESSION)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    run = ("--clients", "3", "--directions", "2", "--rounds", "30", "--batch", "16", "--task", "slope:task")
+    address, federator = serve(tmp_path, *run, "--lr", "0.1")
+    names = [f"client-{number}" for number in range(3)]
+    outs = [ended(each) for each in [join(tmp_path, address, name, ".", "--own-code", "--evaluate") for name in names]]
+    ended(federator)
+    for out in outs:
+        assert "accuracy" not in out
+        assert 0 <= float(re.search(r"loss +(\S+)", out)[1]) < 1
+
+
 # Texts
 
 

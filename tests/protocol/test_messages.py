@@ -51,7 +51,7 @@ from_client = st.one_of(
     st.builds(Ask, rounds),
     st.builds(Done, rounds, st.integers(0, 2**64 - 1)),
     st.builds(Vote, rounds, scalars, st.none() | st.integers(0, 2**64 - 1)),
-    st.builds(Evaluation, rounds, st.floats(0, 1), numbers, st.integers(1, 2**32 - 1)),
+    st.builds(Evaluation, rounds, st.none() | st.floats(0, 1), numbers, st.integers(1, 2**32 - 1)),
 )
 from_federator = st.one_of(
     st.builds(Invitation, st.binary(), rounds),

@@ -131,6 +131,7 @@ def _print(console: Console, outcome: Outcome, out: Path | None) -> None:
     line(console, "rounds", f"{outcome.rounds:,}")
     if outcome.accuracy is not None:
         line(console, "accuracy", f"{outcome.accuracy:.2%}")
+    if outcome.loss is not None:
         line(console, "loss", f"{outcome.loss:.4f}")
     line(console, "fingerprint", f"{outcome.fingerprint:016x}")
     line(console, "head", outcome.head.hex())

@@ -69,8 +69,8 @@ class Model(Protocol):
         """That of the weights."""
         ...
 
-    def evaluate(self) -> tuple[float, float, int]:
-        """Accuracy, mean loss, and on how many samples."""
+    def evaluate(self) -> tuple[float | None, float, int]:
+        """Return accuracy (None in a task without classes), mean loss, and on how many samples."""
         ...
 
     def weights(self) -> Weights | None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cyber0.network.server import Federator
+from cyber0.protocol.messages import Evaluation
 
 __all__ = ["Show", "showing", "table"]
 
@@ -74,22 +75,36 @@ def heading(federator: Federator) -> str:
     seen = tally.clients.values()
     rounds = f"round {state.round:,} of {state.settings.agreement.rounds:,}, {tally.rate:,.1f} rounds/s"
     bytes_ = f"{sum(s.received for s in seen) / 1e3:,.1f} kB in, {federator.sent() / 1e3:,.1f} kB out"
-    found = [s.evaluation.accuracy for s in seen if s.evaluation is not None]
-    quality = f", accuracy {sorted(found)[len(found) // 2]:.1%}" if found else ""
+    quality = _median_quality([s.evaluation for s in seen if s.evaluation is not None])
     return f"{rounds}, {len(state.present)} of {len(state.settings.roster)} are here, {bytes_}{quality}"
+
+
+def _median_quality(evaluations: list[Evaluation]) -> str:
+    """Return the median of the clients' accuracies, or of their losses where the task has no classes."""
+    accuracies = sorted(each.accuracy for each in evaluations if each.accuracy is not None)
+    losses = sorted(each.loss for each in evaluations)
+    if accuracies:
+        return f", accuracy {accuracies[len(accuracies) // 2]:.1%}"
+    return f", loss {losses[len(losses) // 2]:.4g}" if losses else ""
 
 
 def table(federator: Federator) -> Group:
     """Who is in, who is late, whose votes do not count and why."""
     state, seen = federator.state, federator.tally.clients
-    rows = Table("client", "", "late", "not counted", "why", "accuracy", box=None, padding=(0, 2, 0, 0))
+    rows = Table("client", "", "late", "not counted", "why", "evaluation", box=None, padding=(0, 2, 0, 0))
     for name in state.settings.roster[:ROWS]:
         one = seen[name]
-        accuracy = "" if one.evaluation is None else f"{one.evaluation.accuracy:.1%} at {one.evaluation.round}"
-        cells = str(state.missed.get(name, 0)), str(one.refused), Text(one.reason[:60]), accuracy
+        quality = "" if one.evaluation is None else _quality(one.evaluation)
+        cells = str(state.missed.get(name, 0)), str(one.refused), Text(one.reason[:60]), quality
         rows.add_row(Text(name), _standing(federator, name), *cells)
     notices = [Text(f"  {text}", "dim", no_wrap=True) for text in list(federator.tally.notices)]
     return Group(Text(heading(federator), "bold"), rows, *notices)
+
+
+def _quality(evaluation: Evaluation) -> str:
+    if evaluation.accuracy is None:
+        return f"loss {evaluation.loss:.4g} at {evaluation.round}"
+    return f"{evaluation.accuracy:.1%} at {evaluation.round}"
 
 
 def _standing(federator: Federator, name: str) -> Text:

@@ -45,7 +45,7 @@ class StubModel:
         """As in `Model`."""
         return int.from_bytes(self._weights[:8], "little")
 
-    def evaluate(self) -> tuple[float, float, int]:
+    def evaluate(self) -> tuple[float | None, float, int]:
         """As in `Model`."""
         return 0.0, 0.0, 1
 

@@ -28,6 +28,7 @@ ENVELOPES: dict[str, Any] = {
 }
 OURS: dict[str, Any] = {kind: getattr(messages, name) for name, (_, kind) in ENVELOPES.items()}
 FIELDS: dict[str, list[str]] = {kind: [field.name for field in fields(ours)] for kind, ours in OURS.items()}
+OPTIONAL = {"vote": ["fingerprint"], "evaluation": ["accuracy"]}  # None where they are not sent
 
 # What a field must be, beyond its type on the wire.
 RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -119,10 +120,9 @@ def _decode(data: bytes, limit: int, envelope: wire.ToFederator | wire.ToClient,
         raise RejectedMessage(f"{len(data)} bytes hold no message of {whose} that version {VERSION} knows")
     part = getattr(envelope, kind)
     values = {name: getattr(part, name) for name in FIELDS[kind]}
+    values |= {name: None for name in OPTIONAL.get(kind, ()) if not part.HasField(name)}
     for name in CHECKED[kind]:
         is_right, what = RIGHT[name]
-        if not is_right(values[name]):
+        if values[name] is not None and not is_right(values[name]):
             raise RejectedMessage(f"{kind}.{name} = {repr(values[name])[:80]} must be {what}")
-    if kind == "vote" and not part.HasField("fingerprint"):
-        values["fingerprint"] = None
     return OURS[kind](**values)

@@ -95,14 +95,13 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How good a client finds the model before a round, on samples of its own. A NaN loss is sent as infinite.
+    """How good a client finds the model before a round, on test samples of its own.
 
-    >>> Evaluation(100, accuracy=0.5, loss=0.7, samples=1000).accuracy
-    0.5
+    `accuracy` is None where the task has no classes, as in a regression. A loss that is NaN is sent as infinite.
     """
 
     round: int
-    accuracy: float
+    accuracy: float | None
     loss: float
     samples: int
 
