@@ -105,7 +105,7 @@ async def play(setup: Settings, port: int, folder: Path, *, tls: bool, count: bo
     marks: list[tuple[float, int]] = []
 
     def watch(member: Any) -> None:
-        if (member.holds >= rounds // 10 and not marks) or (member.holds == rounds and len(marks) == 1):
+        if (member.commits >= rounds // 10 and not marks) or (member.commits == rounds and len(marks) == 1):
             marks.append((time.perf_counter(), proxy.bytes))
 
     where = await proxy.start() if count else port

@@ -18,8 +18,8 @@ from cyber0.simulation import Simulation
 
 pytest.importorskip("flwr")
 
-from cyber0.flower.dispatch import Invite, Report
-from cyber0.flower.session import attend
+from cyber0.flower.dispatch import Report, SessionInfo
+from cyber0.flower.session import run_session
 
 SMALL = {"clients": 3, "byzantine": 1, "directions": 4, "batch": 16, "rounds": 6}
 
@@ -36,7 +36,7 @@ def served(folder, **changes):
 
 
 def invite(federator, name):
-    return Invite(federator.address, federator.authority, federator.tokens.issue(name), name)
+    return SessionInfo(federator.address, federator.authority, federator.tokens.issue(name), name)
 
 
 def play(federator, folder):
@@ -44,7 +44,7 @@ def play(federator, folder):
     own = {"state": str(folder / "state"), "device": "cpu", "source": "embedded", "deal": "iid"}
     roster = federator.settings.roster
     with ThreadPoolExecutor(len(roster)) as pool:
-        return list(pool.map(lambda name: attend(invite(federator, name), own), roster))
+        return list(pool.map(lambda name: run_session(invite(federator, name), own), roster))
 
 
 def test_sessions_are_the_sequential_simulation(tmp_path):
@@ -65,14 +65,15 @@ def test_an_old_token_and_a_guessed_one_are_refused(tmp_path):
         new = invite(federator, "client-0")
         for token in (old.token, "guessed"):
             with pytest.raises(Refused, match="no longer, good"):
-                attend(Invite(new.address, new.authority, token, "client-0"), {"device": "cpu"})
+                run_session(SessionInfo(new.address, new.authority, token, "client-0"), {"device": "cpu"})
 
 
 def test_a_token_is_good_for_its_own_name_alone(tmp_path):
     with served(tmp_path) as federator:
         mine = invite(federator, "client-0")
+        other = SessionInfo(mine.address, mine.authority, mine.token, "client-1")
         with pytest.raises(Refused, match="calls itself 'client-1'"):
-            attend(Invite(mine.address, mine.authority, mine.token, "client-1"), {"state": str(tmp_path / "state")})
+            run_session(other, {"state": str(tmp_path / "state")})
 
 
 def test_a_ledger_goes_on_with_its_own_run_alone(tmp_path):

@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from cyber0.flower import dispatch as module
 from cyber0.flower.assignment import Node
-from cyber0.flower.dispatch import Dispatch, Invite, Report
+from cyber0.flower.dispatch import Dispatch, Report, SessionInfo
 
 ANN = Node(7, "ann")
 
@@ -40,7 +40,7 @@ class Post:
         self.replies.append(Message(content, reply_to=self.sent[number]))
 
     def tokens(self):
-        return [Invite.read(message.content).token for message in self.sent]
+        return [SessionInfo.read(message.content).token for message in self.sent]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def post(monkeypatch):
 @pytest.fixture
 def sessions(post):
     tokens = iter("abcdefgh")
-    return Dispatch(post, lambda name: Invite("localhost:1", b"PEM", next(tokens), name), lambda _: None)
+    return Dispatch(post, lambda name: SessionInfo("localhost:1", b"PEM", next(tokens), name), lambda _: None)
 
 
 def look(sessions, online=(ANN,)):

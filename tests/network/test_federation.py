@@ -17,10 +17,10 @@ from cyber0.network import keys
 from cyber0.network.liars import LIES, Liar
 from cyber0.network.local_model import LocalModel
 from cyber0.network.member import Member
-from cyber0.network.server import HELLOS, MOST, STREAMS, Federator
+from cyber0.network.server import HELLO_BURST, MAX_MESSAGES, MAX_STREAMS, Federator
 from cyber0.network.session import attend, run_client
 from cyber0.network.show import table
-from cyber0.network.store import Kept, Store
+from cyber0.network.store import Store, StoredVote
 from cyber0.network.stream import METHOD, Outbox, client_options
 from cyber0.network.stub_model import StubModel
 from cyber0.participant import load_task
@@ -171,7 +171,7 @@ def test_too_many_hellos_are_not_answered():
 
     async def talk(connect):
         call = connect()
-        for _ in range(HELLOS + 1):
+        for _ in range(HELLO_BURST + 1):
             await call.write(encode(Hello("client-0", model.manifest, model.base)))
         return await last_words(call)
 
@@ -200,24 +200,24 @@ def test_a_second_stream_takes_the_place_of_the_first_which_is_told():
 def test_too_many_messages_in_a_round_end_the_stream():
     async def talk(connect):
         call = connect()
-        for _ in range(MOST + 1):
+        for _ in range(MAX_MESSAGES + 1):
             await call.write(encode(Vote(0, bytes(16))))
         return await last_words(call)
 
-    assert raw(Federator(Settings.of(recipe()), Memory()), talk) == Bye(f"more than {MOST} messages in round 0")
+    assert raw(Federator(Settings.of(recipe()), Memory()), talk) == Bye(f"more than {MAX_MESSAGES} messages in round 0")
 
 
 def test_one_client_cannot_take_all_streams():
     async def talk(connect):
         calls = []
-        for _ in range(STREAMS + 1):
+        for _ in range(MAX_STREAMS + 1):
             calls.append(connect())
             await calls[-1].write(encode(Ask()))
             await calls[-1].read()  # so that it is there before the next
         return await last_words(calls[0])
 
     federator = Federator(Settings.of(recipe()), Memory(), peer_name=lambda _: "client-0")
-    assert raw(federator, talk) == Bye(f"more than {STREAMS} streams of one client")
+    assert raw(federator, talk) == Bye(f"more than {MAX_STREAMS} streams of one client")
 
 
 def test_who_does_not_read_keeps_nobody_out():
@@ -228,19 +228,19 @@ def test_who_does_not_read_keeps_nobody_out():
 
     async def run():
         address, channels = f"127.0.0.1:{await federator.start('127.0.0.1:0')}", []
-        for _ in range(HELLOS):
+        for _ in range(HELLO_BURST):
             channels.append(grpc.aio.insecure_channel(address, client_options(2**20)))
             call = channels[-1].stream_stream(METHOD)()
             await call.write(encode(Hello("client-0", model.manifest, model.base)))
             await call.read()  # it is welcome; a long catch-up follows, which nobody takes
-        held = len(federator._streams)
+        held = len(federator._connections)
         for channel in channels:
             await channel.close()
         federator.stop("enough")
         await federator.close()
         return held
 
-    assert asyncio.run(run()) <= 2 * STREAMS + 1
+    assert asyncio.run(run()) <= 2 * MAX_STREAMS + 1
 
 
 def test_what_was_sealed_stays_when_a_finished_run_is_served_again(tmp_path):
@@ -368,7 +368,7 @@ def test_a_federator_cannot_make_a_client_run_code(tmp_path):
 def test_an_invitation_that_cannot_be_used_is_refused(change):
     fields = {**json.loads(Settings.of(recipe()).invitation().settings), **change}
     with pytest.raises(Refused, match="the federator's invitation cannot be used"):
-        Settings.invited(Invitation(json.dumps(fields).encode()))
+        Settings.from_invitation(Invitation(json.dumps(fields).encode()))
 
 
 @given(st.lists(st.one_of(
@@ -395,7 +395,7 @@ def test_whatever_a_federator_says_a_client_says_one_thing_in_a_round(story):
                 member.hello()
             else:
                 message = Welcome(member.identity.to_bytes(), 0) if event == "welcome" else event
-                member.take([message], said.append)
+                member.receive([message], said.append)
         except Refused:
             break
     votes = {(message.round, message.scalars) for message in said if isinstance(message, Vote)}
@@ -419,18 +419,18 @@ def test_a_client_does_not_continue_in_the_state_of_another_run(tmp_path, task):
 def test_a_federator_that_votes_were_not_made_for_is_refused():
     settings = Settings.of(recipe(clients=1, byzantine=0))
     store = Store()
-    store.keep(Kept(Vote(0, bytes(16)), head=bytes(32)))  # of a history that is no more
+    store.save_vote(StoredVote(Vote(0, bytes(16)), head=bytes(32)))  # of a history that is no more
     member = Member(settings, "client-0", StubModel(4), store)
     member.hello()
     with pytest.raises(Refused, match="the federator's chain is not the one this client voted on"):
-        member.take([Welcome(member.identity.to_bytes(), 0), RoundOpen(0)], print)
+        member.receive([Welcome(member.identity.to_bytes(), 0), RoundOpen(0)], print)
 
 
 def test_one_of_two_slots_is_always_whole(tmp_path):
-    first, second = (Kept(Vote(number, bytes([number] * 8)), bytes(32)) for number in (4, 5))
+    first, second = (StoredVote(Vote(number, bytes([number] * 8)), bytes(32)) for number in (4, 5))
     with Store(tmp_path) as store:
-        store.keep(first)
-        store.keep(second)
+        store.save_vote(first)
+        store.save_vote(second)
     file = tmp_path / "votes"
     data = file.read_bytes()
     for cut in range(len(data)):

@@ -34,7 +34,7 @@ from cyber0.network.member import Member
 from cyber0.network.server import Federator
 from cyber0.network.session import attend
 from cyber0.network.stub_model import StubModel
-from cyber0.network.tokens import Tokens, passing, token_credentials
+from cyber0.network.tokens import Tokens, temporary_credentials, token_credentials
 from cyber0.protocol.chain import Seal, genesis
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.settings import Settings
@@ -246,7 +246,7 @@ def test_a_federation_over_mutual_tls(tmp_path):
 
 
 def test_a_token_stands_for_a_name_until_the_next_one():
-    tokens, server = Tokens(), passing()
+    tokens, server = Tokens(), temporary_credentials()
     first, second = tokens.issue("bob"), tokens.issue("bob")
     assert served(server.credentials, tokens.peer_name, asks(token_credentials(server.authority, second))) == "bob"
     for credentials in (
@@ -260,9 +260,9 @@ def test_a_token_stands_for_a_name_until_the_next_one():
 
 def test_a_token_is_not_shown_to_another_server():
     tokens = Tokens()
-    credentials = token_credentials(passing().authority, tokens.issue("bob"))
+    credentials = token_credentials(temporary_credentials().authority, tokens.issue("bob"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        served(passing().credentials, tokens.peer_name, asks(credentials))
+        served(temporary_credentials().credentials, tokens.peer_name, asks(credentials))
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

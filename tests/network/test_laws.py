@@ -93,7 +93,7 @@ def test_one_leaves_and_another_comes_at_half_time_and_all_hold_the_same_bits(ta
         half = asyncio.Event()
 
         def watch(one):
-            if one.holds >= config.rounds // 2:
+            if one.commits >= config.rounds // 2:
                 half.set()
 
         def come(name, **options):

@@ -3,8 +3,8 @@
 from cyber0.config import Agreement
 from cyber0.protocol.events import (
     Arrived,
+    ClientStream,
     Deadline,
-    Link,
     Received,
     Record,
     Send,
@@ -45,11 +45,12 @@ class Bench:
         return effects
 
     def come(self, *names, stream=0, head=b"", **changes):
-        return [effect for name in names for effect in self(Arrived(Link(name, stream), hello(name, **changes), head))]
+        arrivals = [Arrived(ClientStream(name, stream), hello(name, **changes), head) for name in names]
+        return [effect for arrival in arrivals for effect in self(arrival)]
 
     def vote(self, name, value, number=None, fingerprint=None, stream=0):
         number = self.state.round if number is None else number
-        return self(Received(Link(name, stream), Vote(number, to_wire([[value]]), fingerprint)))
+        return self(Received(ClientStream(name, stream), Vote(number, to_wire([[value]]), fingerprint)))
 
     def late(self, extension=0):
         return self(Deadline(self.state.round, extension))
@@ -67,7 +68,7 @@ class Bench:
 
     def sent(self, name, kind):
         return [
-            effect.message for effect in self.of(Send) if effect.link.client == name and type(effect.message) is kind
+            effect.message for effect in self.of(Send) if effect.stream.client == name and type(effect.message) is kind
         ]
 
 

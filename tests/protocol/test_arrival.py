@@ -9,12 +9,12 @@ from tests.protocol.bench import FOUNDED, ROSTER, Bench, bench, hello, settings
 
 from cyber0.protocol.events import (
     Arrived,
+    ClientStream,
     Evaluated,
-    Found,
     HangUp,
     Left,
-    Link,
     Received,
+    RecordIdentity,
     Replay,
     Send,
 )
@@ -30,9 +30,9 @@ def test_a_majority_with_one_model_founds_the_run_and_the_others_are_refused():
     machine = Bench(begin(settings()))
     machine.come("ann", base=bytes([1] * 32))
     machine.come("bob", "cy")
-    assert not machine.of(Found)
+    assert not machine.of(RecordIdentity)
     machine.come("dan")
-    assert machine.of(Found) == [Found(FOUNDED.identity)]
+    assert machine.of(RecordIdentity) == [RecordIdentity(FOUNDED.identity)]
     assert [len(machine.sent(name, Welcome)) for name in ROSTER] == [0, 1, 1, 1]
     (bye,) = machine.sent("ann", Bye)
     assert bye.final
@@ -46,21 +46,21 @@ def test_liars_neither_found_nor_block(order, liar):
     machine = Bench(begin(settings()))
     for name in order:
         machine.come(name, base=bytes([name == liar] * 32))
-    assert machine.of(Found) == [Found(FOUNDED.identity)]
+    assert machine.of(RecordIdentity) == [RecordIdentity(FOUNDED.identity)]
 
 
 def test_who_left_before_the_founding_does_not_count():
     machine = bench("ann", "bob")
-    machine(Left(Link("bob")))
+    machine(Left(ClientStream("bob")))
     machine.come("cy")
-    assert not machine.of(Found)
+    assert not machine.of(RecordIdentity)
     machine.come("bob", stream=2)
-    assert len(machine.of(Found)) == 1
+    assert len(machine.of(RecordIdentity)) == 1
 
 
 def test_founding_is_written_before_anybody_is_welcomed():
     kinds = [type(effect) if not isinstance(effect, Send) else type(effect.message) for effect in bench().effects]
-    assert kinds.index(Found) < kinds.index(Welcome)
+    assert kinds.index(RecordIdentity) < kinds.index(Welcome)
 
 
 def test_the_layout_that_any_of_them_sent_is_written_down():
@@ -69,7 +69,7 @@ def test_the_layout_that_any_of_them_sent_is_written_down():
     machine = Bench(begin(settings()))
     machine.come("ann", "bob", manifest=manifest)
     machine.come("cy", manifest=manifest, layout=layout)
-    (found,) = machine.of(Found)
+    (found,) = machine.of(RecordIdentity)
     assert Identity.from_bytes(found.identity).layout.size == 3
     assert all(event.hello.layout == b"" for event in machine.state.present.values())
 
@@ -94,11 +94,11 @@ def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
 )
 def test_who_does_not_fit_is_refused_with_a_reason(changes, reason):
     machine = Bench(resume(settings(), FOUNDED, commits=1))
-    effects = machine(Arrived(Link("ann"), hello(**{"name": "ann", **changes}), head=bytes([9] * 32)))
+    effects = machine(Arrived(ClientStream("ann"), hello(**{"name": "ann", **changes}), head=bytes([9] * 32)))
     send, hang_up, _ = effects
     assert send.message.reason.startswith(reason)
     assert send.message.final
-    assert hang_up == HangUp(Link("ann"), send.message.reason)
+    assert hang_up == HangUp(ClientStream("ann"), send.message.reason)
     assert machine.state.present == {}
 
 
@@ -121,7 +121,7 @@ def test_who_comes_late_is_sent_what_it_lacks_and_waited_for_once_it_keeps_up():
     machine = Bench(resume(settings(rounds=9), FOUNDED, commits=5))
     machine.come("ann", "bob", "cy", commits=5)
     effects = machine.come("dan", commits=2)
-    assert Replay(Link("dan"), 2, 5) in effects
+    assert Replay(ClientStream("dan"), 2, 5) in effects
     assert [type(message) for message in (effects[0].message, effects[2].message)] == [Welcome, RoundOpen]
     for name in ROSTER[:3]:
         machine.vote(name, 1.0)
@@ -136,8 +136,8 @@ def test_who_comes_late_is_sent_what_it_lacks_and_waited_for_once_it_keeps_up():
 def test_a_second_stream_replaces_the_first():
     machine = bench()
     effects = machine.come("ann", stream=1)
-    assert HangUp(Link("ann", 0), "another stream of this client took its place") in effects
-    assert machine(Left(Link("ann", 0))) == []
+    assert HangUp(ClientStream("ann", 0), "another stream of this client took its place") in effects
+    assert machine(Left(ClientStream("ann", 0))) == []
     assert machine.vote("ann", 5.0, stream=0) == []
     machine.vote("ann", 1.0, stream=1)
     for name in ROSTER[1:]:
@@ -150,8 +150,8 @@ def test_evaluations_are_passed_on_from_those_who_said_they_evaluate():
     machine.come("ann", evaluates=True)
     machine.come("bob")
     evaluation = Evaluation(0, 0.5, 0.7, 100)
-    assert machine(Received(Link("ann"), evaluation)) == [Evaluated("ann", evaluation)]
-    assert machine(Received(Link("bob"), evaluation)) == []
+    assert machine(Received(ClientStream("ann"), evaluation)) == [Evaluated("ann", evaluation)]
+    assert machine(Received(ClientStream("bob"), evaluation)) == []
 
 
 # What a label means
@@ -176,9 +176,9 @@ def test_a_run_is_founded_on_the_meaning_that_a_majority_brings():
     machine = Bench(begin(settings()))
     machine.come("dan", meaning=meaning_bytes(theirs))
     machine.come("ann", "bob", meaning=meaning_bytes(ours))
-    assert not machine.of(Found)
+    assert not machine.of(RecordIdentity)
     machine.come("cy", meaning=meaning_bytes(ours))
-    (found,) = machine.of(Found)
+    (found,) = machine.of(RecordIdentity)
     assert Identity.from_bytes(found.identity).meaning == ours
     assert "its labels mean something else" in machine.sent("dan", Bye)[0].reason
 

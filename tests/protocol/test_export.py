@@ -34,7 +34,7 @@ def test_a_run_survives_its_export(rounds, cut, fingerprint):
     run = export.history(ledger, cut)
     again = export.from_bytes(export.to_bytes(run))
     assert again == run
-    assert again.head == ledger.link(cut)
+    assert again.head == ledger.head_at(cut)
     assert (again.seal is not None) == (cut == rounds)
 
 

@@ -18,7 +18,19 @@ from cyber0.config import Agreement
 from cyber0.errors import RejectedMessage
 from cyber0.protocol.codec import catch_up, decode_from_client, decode_from_federator, encode
 from cyber0.protocol.decide import decide
-from cyber0.protocol.events import Alarm, Arrived, Deadline, Found, HangUp, Left, Link, Received, Record, Replay, Send
+from cyber0.protocol.events import (
+    Alarm,
+    Arrived,
+    ClientStream,
+    Deadline,
+    HangUp,
+    Left,
+    Received,
+    Record,
+    RecordIdentity,
+    Replay,
+    Send,
+)
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.machine import Founded, begin, resume, step
@@ -56,8 +68,8 @@ class World:
         self.bad_day(liars)
         self.now, self.count, self.queue = 0.0, 0, []
         self.identity, self.ledger, self.weights = None, [], [BASE]  # on disk
-        self.state, self.incarnation, self.streams = begin(self.settings), 0, 0
-        self.links = {}  # name: its open link
+        self.state, self.incarnation, self.opened = begin(self.settings), 0, 0
+        self.streams = {}  # name: its open link
         self.cut = set()  # names behind a partition
         self.slots = {}  # (link, direction): when the last message on it arrives, for a stream that keeps order
         self.corrupted, self.once_corrupted = set(), set()
@@ -97,66 +109,66 @@ class World:
     # The network
 
     def connect(self, name):
-        if name in self.links or (self.clients[name].finished and self.ledger_is_full):
+        if name in self.streams or (self.clients[name].finished and self.ledger_is_full):
             return
         if name in self.cut or self.state is None:
             self.after(0.5, self.connect, name)
             return
-        self.streams += 1
-        self.links[name] = Link(name, self.streams)
-        self.up(self.links[name], self.clients[name].hello())
+        self.opened += 1
+        self.streams[name] = ClientStream(name, self.opened)
+        self.up(self.streams[name], self.clients[name].hello())
 
     @property
     def ledger_is_full(self):
         return len(self.ledger) == self.settings.agreement.rounds
 
     def break_link(self, name, noticed=True):
-        link = self.links.pop(name, None)
-        if link and noticed:
-            self.after(self.rng.random(), self.happens, Left(link), self.incarnation)
+        stream = self.streams.pop(name, None)
+        if stream and noticed:
+            self.after(self.rng.random(), self.happens, Left(stream), self.incarnation)
         self.after(self.rng.random(), self.connect, name)
 
-    def up(self, link, messages):
+    def up(self, stream, messages):
         for message in messages:
             data = message if isinstance(message, bytes) else encode(message)
-            self.travel(link, "up", self.at_federator, link, data, self.incarnation)
+            self.travel(stream, "up", self.at_federator, stream, data, self.incarnation)
 
-    def travel(self, link, direction, action, *arguments):
+    def travel(self, stream, direction, action, *arguments):
         rng = self.rng
         if not self.calm and rng.random() < self.drops:
             return
         for _ in range(1 + (not self.calm and rng.random() < self.doubles)):
             delay = rng.random() * (0.01 if self.calm else self.slow)
             if self.keeps_order:
-                arrival = max(self.now + delay, self.slots.get((link, direction), 0.0))
-                self.slots[link, direction] = arrival
+                arrival = max(self.now + delay, self.slots.get((stream, direction), 0.0))
+                self.slots[stream, direction] = arrival
                 delay = arrival - self.now
             self.after(delay, action, *arguments)
 
-    def at_federator(self, link, data, incarnation):
-        if incarnation != self.incarnation or self.state is None or link.client in self.cut:
+    def at_federator(self, stream, data, incarnation):
+        if incarnation != self.incarnation or self.state is None or stream.client in self.cut:
             return
         try:
             message = decode_from_client(data)
         except RejectedMessage:
-            self.happens(Left(link), incarnation)
-            if self.links.get(link.client) == link:
-                self.break_link(link.client)
+            self.happens(Left(stream), incarnation)
+            if self.streams.get(stream.client) == stream:
+                self.break_link(stream.client)
             return
-        self.happens(Arrived(link, message) if isinstance(message, Hello) else Received(link, message), incarnation)
+        self.happens(Arrived(stream, message) if isinstance(message, Hello) else Received(stream, message), incarnation)
 
-    def at_client(self, link, data):
-        if self.links.get(link.client) == link and link.client not in self.cut:
-            client = self.clients[link.client]
-            self.up(link, client.receive(decode_from_federator(data), self))
+    def at_client(self, stream, data):
+        if self.streams.get(stream.client) == stream and stream.client not in self.cut:
+            client = self.clients[stream.client]
+            self.up(stream, client.receive(decode_from_federator(data), self))
             self.check_client(client)
 
     def tick(self, name):
         """A client that has heard nothing of the end asks again."""
         client = self.clients[name]
-        if not client.finished and name in self.links:
-            self.up(self.links[name], client.hello())
-        elif name not in self.links:
+        if not client.finished and name in self.streams:
+            self.up(self.streams[name], client.hello())
+        elif name not in self.streams:
             self.connect(name)
         if not (client.finished and self.calm):
             self.after(3 + self.rng.random(), self.tick, name)
@@ -179,34 +191,34 @@ class World:
 
     def execute(self, effect):
         match effect:
-            case Found(identity):
+            case RecordIdentity(identity):
                 assert self.identity is None, "founded twice"
                 assert identity == self.settings.identity(MANIFEST, BASE).to_bytes(), "founded on a liar's model"
                 self.identity = identity
             case Record(decision):
                 self.record(decision)
-            case Send(link, message):
-                self.down(link, message)
-            case Replay(link, first, stop):
+            case Send(stream, message):
+                self.down(stream, message)
+            case Replay(stream, first, stop):
                 assert stop <= len(self.ledger), "a commit is sent that is not on disk"
                 for message in catch_up(first, [entry.scalars for entry in self.ledger[first:stop]], chunk=16):
-                    self.down(link, message)
+                    self.down(stream, message)
             case Alarm(number, extension, seconds):
                 self.after(seconds, self.happens, Deadline(number, extension), self.incarnation)
-            case HangUp(link):
-                self.travel(link, "down", self.hung_up, link)
+            case HangUp(stream):
+                self.travel(stream, "down", self.hung_up, stream)
 
-    def hung_up(self, link):
-        if self.links.get(link.client) == link:
-            self.break_link(link.client)
+    def hung_up(self, stream):
+        if self.streams.get(stream.client) == stream:
+            self.break_link(stream.client)
 
-    def down(self, link, message):
+    def down(self, stream, message):
         if isinstance(message, Committed):
             assert message.round < len(self.ledger), "a commit is sent that is not on disk"
             assert message.scalars == self.ledger[message.round].scalars
         if isinstance(message, Welcome):
             assert self.identity == message.identity, "welcomed to a run that is not on disk"
-        self.travel(link, "down", self.at_client, link, encode(message))
+        self.travel(stream, "down", self.at_client, stream, encode(message))
 
     def record(self, decision):
         assert decision.round == len(self.ledger), "one commit per round, in order"
@@ -216,7 +228,7 @@ class World:
 
     def crash_federator(self):
         self.state, self.incarnation = None, self.incarnation + 1
-        for name in list(self.links):
+        for name in list(self.streams):
             self.break_link(name, noticed=False)
         self.after(self.rng.random() * 2, self.restart_federator)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.protocol.ledgers import ROSTER, identity, parameters
 
 from cyber0.commit import Commit
-from cyber0.config import Agreement
+from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidIdentity
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import Identity, base_digest
@@ -122,3 +122,11 @@ def test_an_identity_older_than_a_key_keeps_its_digest():
     assert read.agreement.mu == Agreement().mu
     assert read.to_bytes() == old
     assert read.digest == hashlib.sha256(old).digest() != identity().digest
+
+
+def test_of_a_whole_configuration_only_the_agreement_is_taken():
+    config = RunConfig(clients=3, byzantine=1, attack="foe", device="cpu")
+    parameters = Parameters({"w": np.zeros(3, dtype=np.float32)})
+    made, expected = (Identity.of(agreed, ["ann", "bob", "cy"], parameters) for agreed in (config, config.agreement))
+    assert made == expected
+    assert Identity.from_bytes(made.to_bytes()) == made

@@ -46,7 +46,7 @@ class TestEveryLedger:
         for written in ledger.written():
             expected = advance(expected, written.decision)
             assert (written.commit, written.votes) == (expected.commit, expected.votes)
-            assert ledger.link(expected.rounds) == expected
+            assert ledger.head_at(expected.rounds) == expected
         assert ledger.head == expected
 
     def test_only_the_next_round_is_appended(self, ledger):
@@ -84,7 +84,7 @@ class TestEveryLedger:
 
     def test_seals(self, ledger):
         head = fill(ledger, identity(), 5)
-        seals = [Seal.of(ledger.link(2), fingerprint=2**64 - 1), Seal.of(head, signature=b"signature")]
+        seals = [Seal.of(ledger.head_at(2), fingerprint=2**64 - 1), Seal.of(head, signature=b"signature")]
         for seal in seals:
             ledger.seal(seal)
         assert ledger.seals == seals

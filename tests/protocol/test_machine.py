@@ -10,8 +10,8 @@ from cyber0.config import RunConfig
 from cyber0.errors import InvalidAggregation, InvalidConfig
 from cyber0.protocol.events import (
     Alarm,
+    ClientStream,
     Left,
-    Link,
     Notice,
     Received,
     Record,
@@ -57,7 +57,7 @@ def test_a_federator_decides_what_a_simulator_does(name):
     for number in range(3):
         votes = simulation.votes(number, np.arange(5))
         for place in (3, 1, 4, 0, 2):
-            machine(Received(Link(roster[place]), Vote(number, to_wire(votes[:, place]))))
+            machine(Received(ClientStream(roster[place]), Vote(number, to_wire(votes[:, place]))))
         assert machine.decisions[number].scalars == to_wire(simulation.play_round(number).aggregate)
 
 
@@ -86,11 +86,11 @@ def test_too_few_votes_extend_the_deadline_and_stand():
     machine = bench(longest=15.0)
     machine.vote("ann", 1.0)
     machine.vote("bob", 2.0)
-    machine(Left(Link("ann")))
+    machine(Left(ClientStream("ann")))
     effects = machine.late()
     assert machine.commits == []
     assert [effect for effect in effects if isinstance(effect, Alarm)] == [Alarm(0, 1, 15.0)]
-    assert [effect.link.client for effect in effects if isinstance(effect, Send)] == ["cy", "dan"]
+    assert [effect.stream.client for effect in effects if isinstance(effect, Send)] == ["cy", "dan"]
     assert machine.late(extension=0) == []
     machine.vote("cy", 3.0)
     assert machine.commits == [2.0]
@@ -130,7 +130,7 @@ def test_a_client_that_leaves_is_not_waited_for():
     machine = bench()
     for name in ROSTER[:3]:
         machine.vote(name, 1.0)
-    machine(Left(Link("dan")))
+    machine(Left(ClientStream("dan")))
     assert machine.commits == [1.0]
 
 
@@ -221,7 +221,7 @@ def test_the_end_is_told_to_those_present_and_to_those_who_come_later():
     assert [bye.finished for bye in machine.sent("ann", Bye)] == [True]
     effects = machine.come("dan")
     assert [type(effect) for effect in effects] == [Send, Replay, Send, Notice]
-    assert effects[1] == Replay(Link("dan"), 0, 1)
+    assert effects[1] == Replay(ClientStream("dan"), 0, 1)
     assert effects[2].message.finished
     assert machine.vote("dan", 1.0)[0].message.verdict == "rejected"
 

@@ -6,9 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.protocol.bench import FOUNDED, ROSTER, Bench, settings
 
 from cyber0.protocol.events import (
+    ClientStream,
     Deadline,
     Left,
-    Link,
     Record,
     Send,
 )
@@ -29,7 +29,7 @@ class AgainstAModel(RuleBasedStateMachine):
         self.machine = Bench(resume(settings(rounds=LAST), FOUNDED, commits))
         self.round, self.commits, self.gathering, self.extension = commits, [], True, None
         self.here, self.keeping_up = {}, set()
-        self.votes, self.out, self.missed = {}, set(), dict.fromkeys(ROSTER, 0)
+        self.votes, self.excluded, self.missed = {}, set(), dict.fromkeys(ROSTER, 0)
 
     def settle(self):
         if len(self.votes) < 3 or self.waited_for() or self.round == LAST or self.gathering:
@@ -37,10 +37,10 @@ class AgainstAModel(RuleBasedStateMachine):
         self.commits.append(float(np.median(sorted(self.votes.values()))))
         self.round += 1
         self.extension = 0 if self.round < LAST else None
-        self.votes, self.out = {}, set()
+        self.votes, self.excluded = {}, set()
 
     def waited_for(self):
-        missing = self.keeping_up - self.votes.keys() - self.out
+        missing = self.keeping_up - self.votes.keys() - self.excluded
         return {name for name in missing if self.round % 2 ** self.missed[name] == 0}
 
     @rule(name=names, stream=st.integers(0, 1), commits=st.integers(0, 7))
@@ -60,7 +60,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @rule(name=names, stream=st.integers(0, 1))
     def leave(self, name, stream):
-        self.machine(Left(Link(name, stream)))
+        self.machine(Left(ClientStream(name, stream)))
         self.gone(name, stream)
         self.settle()
 
@@ -82,11 +82,11 @@ class AgainstAModel(RuleBasedStateMachine):
         self.settle()
 
     def cast(self, name, value):
-        if name in self.out:
+        if name in self.excluded:
             return
         if (name in self.votes and self.votes[name] != value) or np.isnan(value):
             self.votes.pop(name, None)
-            self.out.add(name)
+            self.excluded.add(name)
         else:
             self.votes[name] = value
 
@@ -115,7 +115,7 @@ class AgainstAModel(RuleBasedStateMachine):
         assert state.round == self.round
         assert self.machine.commits == self.commits
         assert set(state.votes.counted) == set(self.votes)
-        assert {name: event.link.stream for name, event in state.present.items()} == self.here
+        assert {name: event.stream.number for name, event in state.present.items()} == self.here
         assert state.extension == self.extension
 
     @invariant()

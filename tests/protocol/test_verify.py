@@ -163,7 +163,8 @@ def test_a_shortened_tail_is_found_against_a_head_or_a_seal(copy, sound):
         assert verify(ledger).sound  # a prefix of a run is a run: only who knows more can tell
         for known in (heads[0].commit, heads[0].votes):
             assert "is not in its chain" in verify(ledger, head=known).findings[0]
-        assert verify(ledger, head=ledger.link(3).commit).notes == ["the known head is that after 3 rounds; 3 follow"]
+        report = verify(ledger, head=ledger.head_at(3).commit)
+        assert report.notes == ["the known head is that after 3 rounds; 3 follow"]
 
 
 def test_a_rewritten_tail_is_found_against_a_head_or_a_seal(copy, sound):

@@ -109,7 +109,7 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
     with keeping(lambda: kept if options["state"].exists() else ""), Progress(console, name) as progress:
 
         def watch(member: Any) -> None:
-            progress.update(member.holds, total=member.settings.agreement.rounds)
+            progress.update(member.commits, total=member.settings.agreement.rounds)
 
         outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     _print(console, outcome, options["out"])

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from cyber0.flower.assignment import Node
 
-__all__ = ["ACTION", "RECORD", "Dispatch", "Invite", "Report"]
+__all__ = ["ACTION", "RECORD", "Dispatch", "Report", "SessionInfo"]
 
 ACTION = RECORD = "session"
 YEAR = 365 * 24 * 3600.0  # Flower forgets a message after its time to live: a session ends by itself
@@ -19,10 +19,10 @@ PATIENCE = (3.0, 60.0)  # seconds before a session that failed is opened again, 
 
 
 @dataclass(frozen=True)
-class Invite:
+class SessionInfo:
     """What a node is told: where the federator is, by which authority to know it, its token, and its own name.
 
-    >>> Invite.read(Invite("localhost:1", b"PEM", "secret", "alice").record()).name
+    >>> SessionInfo.read(SessionInfo("localhost:1", b"PEM", "secret", "alice").record()).name
     'alice'
     """
 
@@ -36,7 +36,7 @@ class Invite:
         return RecordDict({RECORD: ConfigRecord(dict(vars(self)))})
 
     @classmethod
-    def read(cls, content: RecordDict) -> "Invite":
+    def read(cls, content: RecordDict) -> "SessionInfo":
         """The invitation in a message."""
         return cls(**_fields(content))
 
@@ -69,8 +69,8 @@ class Dispatch:
     `invite(name)` makes a client's invitation, with a new token; `reports` are of those that came to the run's end.
     """
 
-    def __init__(self, grid: Grid, invite: Callable[[str], Invite], say: Callable[[str], None]) -> None:
-        self.grid, self.invite, self.say = grid, invite, say
+    def __init__(self, grid: Grid, invite: Callable[[str], SessionInfo], notice: Callable[[str], None]) -> None:
+        self.grid, self.invite, self.notice = grid, invite, notice
         self.reports: dict[str, Report] = {}
         self._waiting: dict[str, str] = {}  # the client's name, by the message
         self._due: dict[str, float] = {}  # when to open a client's session
@@ -94,7 +94,7 @@ class Dispatch:
         others = {identifier: other for identifier, other in self._waiting.items() if other != name}
         self._waiting = others | dict.fromkeys(sent, name)
         if sent:
-            self.say(f"a session is opened for {name}, on node {node.number}")
+            self.notice(f"a session is opened for {name}, on node {node.number}")
         return bool(sent)
 
     def collect(self) -> None:
@@ -117,7 +117,7 @@ class Dispatch:
         first, most = PATIENCE
         self._due[name] = time.monotonic() + min(most, first * 2.0 ** min(self._failures[name], 9))
         self._failures[name] += 1
-        self.say(f"the session of {name} has failed, and will be opened again: {reason}")
+        self.notice(f"the session of {name} has failed, and will be opened again: {reason}")
 
 
 def _fields(content: RecordDict) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Self
 from cyber0.flower.run_config import TIMING, Serving
 from cyber0.network.server import Federator
 from cyber0.network.tally import Tally
-from cyber0.network.tokens import Tokens, passing
+from cyber0.network.tokens import Tokens, temporary_credentials
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import private_key
 from cyber0.protocol.sqlite import File
@@ -34,7 +34,7 @@ class FederatorThread:
         self.tokens = Tokens()
         self.address, self.head = "", ""
         self.tally = Tally(())
-        server = passing([serving.host])
+        server = temporary_credentials([serving.host])
         self.authority, self._credentials = server.authority, server.credentials
         self._federator: Federator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

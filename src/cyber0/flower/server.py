@@ -12,13 +12,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from cyber0.errors import Disagreement
 from cyber0.flower.assignment import Assignment, Node
-from cyber0.flower.dispatch import Dispatch, Invite, Report
+from cyber0.flower.dispatch import Dispatch, Report, SessionInfo
 from cyber0.flower.federator_thread import FederatorThread
 from cyber0.flower.run_config import read
 
 __all__ = ["agreed", "serve", "server_app"]
 
-LOOK = 1.0  # seconds between two looks at Flower
+POLL_SECONDS = 1.0  # seconds between two looks at Flower
 
 
 def server_app() -> ServerApp:
@@ -36,34 +36,34 @@ def server_app() -> ServerApp:
     return app
 
 
-def serve(grid: Grid, run_config: Mapping[str, Any], say: Callable[[str], None]) -> None:
+def serve(grid: Grid, run_config: Mapping[str, Any], notice: Callable[[str], None]) -> None:
     """Serve the ordered run to its end, and say what came of it."""
     settings, serving = read(run_config)
     clients = settings.agreement.clients
-    with FederatorThread(settings, serving, say) as federator:
-        say(f"the federator of {clients} clients is at {federator.address}, its ledger is {serving.path}")
+    with FederatorThread(settings, serving, notice) as federator:
+        notice(f"the federator of {clients} clients is at {federator.address}, its ledger is {serving.path}")
         assignment = Assignment(settings.roster, named=bool(serving.names))
 
-        def invite(name: str) -> Invite:
-            return Invite(federator.address, federator.authority, federator.tokens.issue(name), name)
+        def invite(name: str) -> SessionInfo:
+            return SessionInfo(federator.address, federator.authority, federator.tokens.issue(name), name)
 
-        dispatch = Dispatch(grid, invite, say)
+        dispatch = Dispatch(grid, invite, notice)
         while not federator.is_over and len(dispatch.reports) < clients:
-            _look(grid, assignment, dispatch, say)
-            time.sleep(LOOK)
-    reports = _heard(federator) | dispatch.reports
-    mark = agreed(reports, settings.agreement.byzantine, say)
-    say(f"{settings.agreement.rounds} rounds, head {federator.head}")
-    say(f"fingerprint {mark:016x}, reported by {len(reports)} of {clients} clients")
+            _poll(grid, assignment, dispatch, notice)
+            time.sleep(POLL_SECONDS)
+    reports = _final_reports(federator) | dispatch.reports
+    mark = agreed(reports, settings.agreement.byzantine, notice)
+    notice(f"{settings.agreement.rounds} rounds, head {federator.head}")
+    notice(f"fingerprint {mark:016x}, reported by {len(reports)} of {clients} clients")
 
 
-def agreed(reports: Mapping[str, Report], byzantine: int, say: Callable[[str], None]) -> int:
+def agreed(reports: Mapping[str, Report], byzantine: int, notice: Callable[[str], None]) -> int:
     """The fingerprint of more clients than may lie, and of most; who reports another is named.
 
-    >>> agreed({"ann": Report(5, 7), "bob": Report(5, 7), "cy": Report(5, 8)}, byzantine=1, say=print)
+    >>> agreed({"ann": Report(5, 7), "bob": Report(5, 7), "cy": Report(5, 8)}, byzantine=1, notice=print)
     cy reports the fingerprint 0000000000000008, most report 0000000000000007
     7
-    >>> agreed({"ann": Report(5, 7), "bob": Report(5, 8)}, byzantine=0, say=print)
+    >>> agreed({"ann": Report(5, 7), "bob": Report(5, 8)}, byzantine=0, notice=print)
     Traceback (most recent call last):
     cyber0.errors.Disagreement: the clients agree on no fingerprint: ann 0000000000000007, bob 0000000000000008
     """
@@ -74,17 +74,17 @@ def agreed(reports: Mapping[str, Report], byzantine: int, say: Callable[[str], N
         raise Disagreement(f"the clients agree on no fingerprint: {said or 'none has reported'}")
     for name, report in sorted(reports.items()):
         if report.fingerprint != mark:
-            say(f"{name} reports the fingerprint {report.fingerprint:016x}, most report {mark:016x}")
+            notice(f"{name} reports the fingerprint {report.fingerprint:016x}, most report {mark:016x}")
     return mark
 
 
-def _heard(federator: FederatorThread) -> dict[str, Report]:
+def _final_reports(federator: FederatorThread) -> dict[str, Report]:
     """What clients said at the end of their streams: a reply by Flower may come too late."""
     rounds, clients = federator.settings.agreement.rounds, federator.tally.clients.items()
     return {name: Report(rounds, seen.fingerprint) for name, seen in clients if seen.fingerprint is not None}
 
 
-def _look(grid: Grid, assignment: Assignment, sessions: Dispatch, say: Callable[[str], None]) -> None:
+def _poll(grid: Grid, assignment: Assignment, sessions: Dispatch, notice: Callable[[str], None]) -> None:
     """Ask Flower who is there and who has replied; the streams go on while Flower does not answer."""
     try:
         nodes = [Node(info.node_id, info.name, info.last_activated_at) for info in grid.get_nodes()]
@@ -92,4 +92,4 @@ def _look(grid: Grid, assignment: Assignment, sessions: Dispatch, say: Callable[
         sessions.collect()
         sessions.renew({name: node for name, node in assignment.places.items() if node in nodes})
     except httpx.HTTPError as error:
-        say(f"Flower does not answer, the rounds go on: {error}")
+        notice(f"Flower does not answer, the rounds go on: {error}")

@@ -8,12 +8,12 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from cyber0.flower.dispatch import ACTION, Invite, Report
+from cyber0.flower.dispatch import ACTION, Report, SessionInfo
 from cyber0.flower.run_config import typed
 from cyber0.network.session import run_client
 from cyber0.network.tokens import token_credentials
 
-__all__ = ["attend", "client_app"]
+__all__ = ["client_app", "run_session"]
 
 GIVE_UP = 60.0  # seconds without a federator: then the node is free, and may be sent another session
 OWN: dict[str, type] = {
@@ -32,16 +32,16 @@ def client_app() -> ClientApp:
 
     @app.query(ACTION)
     def session(message: Message, context: Context) -> Message:  # pyright: ignore[reportUnusedFunction]
-        report = attend(Invite.read(message.content), context.node_config)
+        report = run_session(SessionInfo.read(message.content), context.node_config)
         return Message(report.record(), reply_to=message)
 
     return app
 
 
-def attend(invite: Invite, node_config: Mapping[str, Any]) -> Report:
+def run_session(invite: SessionInfo, node_config: Mapping[str, Any]) -> Report:
     """Be the client that the invitation names, with what the node's own config says of its data and its device.
 
-    >>> attend(Invite("127.0.0.1:1", b"", "", "alice"), {"give_up": "soon"})
+    >>> run_session(SessionInfo("127.0.0.1:1", b"", "", "alice"), {"give_up": "soon"})
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: give_up = 'soon': it must be of type float
     """

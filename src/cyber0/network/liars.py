@@ -103,9 +103,9 @@ class Liar:
         return self.member.settings
 
     @property
-    def holds(self) -> int:
+    def commits(self) -> int:
         """As in `Member`."""
-        return self.member.holds
+        return self.member.commits
 
     @property
     def bye(self) -> Bye | None:
@@ -113,24 +113,24 @@ class Liar:
         return self.member.bye
 
     @property
-    def heard(self) -> bool:
+    def welcomed(self) -> bool:
         """As in `Member`."""
-        return self.member.heard
+        return self.member.welcomed
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """As in `Member`."""
-        return self.member.over
+        return self.member.is_over
 
     def hello(self) -> Hello:
         """As in `Member`."""
         return self.member.hello()
 
-    def take(self, messages: Iterable[FromFederator], tell: Callable[[Any], None]) -> None:
+    def receive(self, messages: Iterable[FromFederator], send: Callable[[Any], None]) -> None:
         """As in `Member`."""
 
         def lie(message: Any) -> None:
             for said in LIES[self.lie](message, self._rng) if isinstance(message, Vote) else [message]:
-                tell(said)
+                send(said)
 
-        self.member.take(messages, lie)
+        self.member.receive(messages, lie)

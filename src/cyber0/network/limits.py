@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["Allowance"]
+__all__ = ["RateLimit"]
 
 
-class Allowance:
+class RateLimit:
     """So many times at once for each name, and one more every so many seconds.
 
     >>> clock = iter([0.0, 0.0, 0.0, 1.0])
-    >>> allowance = Allowance(burst=2, seconds=1.0, now=lambda: next(clock))
-    >>> [allowance.take("alice") for _ in range(4)]
+    >>> allowance = RateLimit(burst=2, seconds=1.0, now=lambda: next(clock))
+    >>> [allowance.allow("alice") for _ in range(4)]
     [True, True, False, True]
     """
 
@@ -19,7 +19,7 @@ class Allowance:
         self.burst, self.seconds, self.now = burst, seconds, now
         self._left: dict[str, tuple[float, float]] = {}
 
-    def take(self, name: str) -> bool:
+    def allow(self, name: str) -> bool:
         """Whether it may be done once more."""
         now = self.now()
         left, then = self._left.get(name, (float(self.burst), now))

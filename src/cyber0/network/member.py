@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cyber0.errors import Cyber0Error, Refused
-from cyber0.network.store import Kept, Store
+from cyber0.network.store import Store, StoredVote
 from cyber0.protocol.chain import commit_hash
 from cyber0.protocol.identity import Identity, meaning_from
 from cyber0.protocol.messages import (
@@ -27,7 +27,7 @@ from cyber0.replay.weights import Weights
 
 __all__ = ["Member", "Model"]
 
-Tell = Callable[[FromClient], None]
+Send = Callable[[FromClient], None]
 
 
 class Model(Protocol):
@@ -95,9 +95,9 @@ class Member:
     >>> member = Member(settings, "client-0", StubModel(2))
     >>> welcome, said = Welcome(member.identity.to_bytes(), round=0), []
     >>> hello = member.hello()
-    >>> member.take([welcome, RoundOpen(0)], said.append)
-    >>> member.take([Committed(0, said[0].scalars), Bye("", finished=True, final=True)], said.append)
-    >>> [type(message).__name__ for message in said], member.holds, member.over
+    >>> member.receive([welcome, RoundOpen(0)], said.append)
+    >>> member.receive([Committed(0, said[0].scalars), Bye("", finished=True, final=True)], said.append)
+    >>> [type(message).__name__ for message in said], member.commits, member.is_over
     (['Vote', 'Done'], 1, True)
     """
 
@@ -107,44 +107,44 @@ class Member:
     store: Store = field(default_factory=Store)
     evaluates: bool = False
     snapshot_every: int = 100
-    holds: int = field(default=0, init=False)
+    commits: int = field(default=0, init=False)
     bye: Bye | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
-    heard: bool = field(default=False, init=False)  # on this stream: what comes before Welcome is of another
+    welcomed: bool = field(default=False, init=False)  # on this stream: what comes before Welcome is of another
 
     def __post_init__(self) -> None:
         model, meaning = self.model, meaning_from(self.model.meaning)
         self.identity: Identity = self.settings.identity(model.manifest, model.base, model.layout, meaning)
         self.head = self.identity.digest
-        self._known = self._replayed = False
+        self._knows_run = self._replayed = False
         self._open = self._sent = -1
-        self._kept = 0
+        self._snapshot_at = 0
         self._restore()
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether there is nothing left to do."""
         if self.bye is None or not self.bye.final:
             return False
-        return not self.bye.finished or self.holds == self.settings.agreement.rounds
+        return not self.bye.finished or self.commits == self.settings.agreement.rounds
 
     def hello(self) -> Hello:
         """What to say on a new stream."""
-        self.heard, self.bye, self._sent, self._open = False, None, -1, -1
+        self.welcomed, self.bye, self._sent, self._open = False, None, -1, -1
         return Hello(
             self.name,
             self.model.manifest,
             self.model.base,
-            self.holds,
-            self.head if self._known else b"",
-            self.identity.digest if self._known else b"",
+            self.commits,
+            self.head if self._knows_run else b"",
+            self.identity.digest if self._knows_run else b"",
             self.evaluates,
             self._replayed,
-            layout=b"" if self._known else self.model.layout,
+            layout=b"" if self._knows_run else self.model.layout,
             meaning=self.model.meaning,
         )
 
-    def take(self, messages: Iterable[FromFederator], tell: Tell) -> None:
+    def receive(self, messages: Iterable[FromFederator], send: Send) -> None:
         """Do what messages ask for: all commits first, so that who is slow votes in the newest round."""
         commits: list[tuple[int, bytes]] = []
         for message in messages:
@@ -154,39 +154,39 @@ class Member:
             elif isinstance(message, CatchUp):
                 commits.append((message.first, message.scalars))
             else:
-                self._note(message, tell)
-            if not self.heard:
+                self._handle(message, send)
+            if not self.welcomed:
                 commits.clear()
-        if self.heard:
+        if self.welcomed:
             self._advance(commits)
-            self._vote(tell)
-            self._evaluate(tell)
-            self._finish(tell)
+            self._vote(send)
+            self._evaluate(send)
+            self._finish(send)
 
-    def _note(self, message: FromFederator, tell: Tell) -> None:
+    def _handle(self, message: FromFederator, send: Send) -> None:
         match message:
             case Welcome(identity):
-                self._welcomed(identity)
+                self._on_welcome(identity)
             case RoundOpen(number):
                 self._open, self._sent = number, -1
             case Rejection(replay=True):
-                self._start_anew()
-                tell(self.hello())
+                self._restart()
+                send(self.hello())
             case Bye(replay=replay):
                 if replay:
-                    self._start_anew()
+                    self._restart()
                 self.bye = self.bye or message  # the first one gives the reason
             case _:
                 pass
 
-    def _welcomed(self, identity: bytes) -> None:
+    def _on_welcome(self, identity: bytes) -> None:
         if identity != self.identity.to_bytes():
             raise Refused("the federator welcomes to another run than the one it invited to")
-        self.heard, self._known, self._replayed = True, True, False
+        self.welcomed, self._knows_run, self._replayed = True, True, False
 
     def _advance(self, commits: list[tuple[int, bytes]]) -> None:
         """Take what is new; a stream that skips a round is no federator's."""
-        width, new, start = 4 * self.settings.plan.scalars, list[bytes](), self.holds
+        width, new, start = 4 * self.settings.plan.scalars, list[bytes](), self.commits
         for first, scalars in commits:
             here = start + len(new)
             if first > here or len(scalars) % width or (first + len(scalars) // width) > self.settings.agreement.rounds:
@@ -200,13 +200,13 @@ class Member:
         except Cyber0Error as error:
             raise Refused(f"a commit from round {start} on cannot be applied: {error}") from error
         for scalars in new:
-            self.head = commit_hash(self.head, self.holds, scalars)
-            self.holds += 1
-        if self.holds - self._kept >= self.snapshot_every:
+            self.head = commit_hash(self.head, self.commits, scalars)
+            self.commits += 1
+        if self.commits - self._snapshot_at >= self.snapshot_every:
             self.snapshot()
 
-    def _vote(self, tell: Tell) -> None:
-        number = self.holds
+    def _vote(self, send: Send) -> None:
+        number = self.commits
         due = self._open == number != self._sent and number < self.settings.agreement.rounds
         if not due or self.bye is not None or self.name not in self.settings.voters(number):
             return
@@ -215,39 +215,39 @@ class Member:
             raise Refused(f"round {number} is open, but this client has voted in round {self.store.newest}")
         if kept is None:
             mark = self.model.fingerprint() if number % self.settings.fingerprint_every == 0 else None
-            kept = Kept(Vote(number, self.model.vote(number), mark), self.head)
-            self.store.keep(kept)
+            kept = StoredVote(Vote(number, self.model.vote(number), mark), self.head)
+            self.store.save_vote(kept)
         elif kept.head != self.head:
             raise Refused(f"after {number} commits the federator's chain is not the one this client voted on")
         self._sent = number
-        tell(kept.vote)
+        send(kept.vote)
 
-    def _evaluate(self, tell: Tell) -> None:
-        last = self.holds == self.settings.agreement.rounds
-        due = self.evaluates and (last or self.holds % self.settings.evaluate_every == 0)
-        if not due or (self.evaluation is not None and self.evaluation.round == self.holds):
+    def _evaluate(self, send: Send) -> None:
+        last = self.commits == self.settings.agreement.rounds
+        due = self.evaluates and (last or self.commits % self.settings.evaluate_every == 0)
+        if not due or (self.evaluation is not None and self.evaluation.round == self.commits):
             return
         accuracy, loss, samples = self.model.evaluate()
-        self.evaluation = Evaluation(self.holds, accuracy, loss if loss == loss else float("inf"), samples)
-        tell(self.evaluation)
+        self.evaluation = Evaluation(self.commits, accuracy, loss if loss == loss else float("inf"), samples)
+        send(self.evaluation)
 
-    def _finish(self, tell: Tell) -> None:
-        if self.bye is None or not self.bye.finished or self.holds < self.settings.agreement.rounds:
+    def _finish(self, send: Send) -> None:
+        if self.bye is None or not self.bye.finished or self.commits < self.settings.agreement.rounds:
             return
-        if self._kept < self.holds:
+        if self._snapshot_at < self.commits:
             self.snapshot()
-        tell(Done(self.holds, self.model.fingerprint()))
+        send(Done(self.commits, self.model.fingerprint()))
 
     def snapshot(self) -> None:
         """Keep the weights, so that coming back costs only the commits after these."""
-        self._kept = self.holds
+        self._snapshot_at = self.commits
         weights = self.model.weights() if self.store.folder is not None else None
         if weights is not None:
-            facts = {"run": self.identity.digest.hex(), "commits": str(self.holds), "head": self.head.hex()}
-            self.store.write(weights, {**facts, "fingerprint": f"{self.model.fingerprint():016x}"})
+            facts = {"run": self.identity.digest.hex(), "commits": str(self.commits), "head": self.head.hex()}
+            self.store.save_weights(weights, {**facts, "fingerprint": f"{self.model.fingerprint():016x}"})
 
     def _restore(self) -> None:
-        found = self.store.read()
+        found = self.store.load_weights()
         if found is None:
             return
         weights, facts = found
@@ -256,11 +256,11 @@ class Member:
         if f"{self.model.load(weights):016x}" != facts.get("fingerprint"):
             self.model.reset()  # damaged: the commits are with the federator
             return
-        self.holds, self.head, self._known = int(facts["commits"]), bytes.fromhex(facts["head"]), True
-        self._kept = self.holds
+        self.commits, self.head, self._knows_run = int(facts["commits"]), bytes.fromhex(facts["head"]), True
+        self._snapshot_at = self.commits
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self.store.forget()
         self.model.reset()
-        self.holds, self.head, self._kept, self._replayed = 0, self.identity.digest, 0, True
-        self.evaluation, self.heard = None, False
+        self.commits, self.head, self._snapshot_at, self._replayed = 0, self.identity.digest, 0, True
+        self.evaluation, self.welcomed = None, False

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from cyber0.errors import Cyber0Error, InvalidConfig, RejectedMessage
-from cyber0.network.limits import Allowance
+from cyber0.network.limits import RateLimit
 from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
 from cyber0.network.tally import Tally
 from cyber0.protocol.chain import Seal
@@ -21,17 +21,17 @@ from cyber0.protocol.codec import catch_up, decode_from_client, encode, size_lim
 from cyber0.protocol.events import (
     Alarm,
     Arrived,
+    ClientStream,
     Deadline,
     Effect,
     Evaluated,
     Event,
-    Found,
     HangUp,
     Left,
-    Link,
     Notice,
     Received,
     Record,
+    RecordIdentity,
     Replay,
     Send,
 )
@@ -45,19 +45,19 @@ from cyber0.protocol.state import restored
 
 __all__ = ["Federator"]
 
-MOST = 64  # messages of a client in one round: an honest one sends two or three
-STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
-HELLOS, SECONDS = 20, 1.0  # at once, and until one more is answered
+MAX_MESSAGES = 64  # messages of a client in one round: an honest one sends two or three
+MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
+HELLO_BURST, HELLO_SECONDS = 20, 1.0  # at once, and until one more is answered
 PAGE = 4096  # commits that are read from the ledger at a time
 GRACE = 2.0  # seconds that a stream has to take its last message
 
 
 @dataclass(eq=False)
-class _Stream:
+class _Connection:
     number: int
     client: str | None  # as the transport has authenticated it; else as it says itself
     outbox: Outbox
-    link: Link | None = None
+    stream: ClientStream | None = None
     round: int = -1
     messages: int = 0
     cut: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,7 +73,7 @@ class _Stream:
         """Whether there are too many messages in a round, with one more."""
         self.messages = self.messages + 1 if current == self.round else 1
         self.round = current
-        return self.messages > MOST
+        return self.messages > MAX_MESSAGES
 
 
 class Federator:
@@ -113,20 +113,20 @@ class Federator:
         self.reason, self.failure = "", None
         self._limit = size_limit(settings.plan.scalars)
         self._invitation = encode(settings.invitation())
-        self._hellos = Allowance(HELLOS, SECONDS)
-        self._streams: dict[int, _Stream] = {}
+        self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
+        self._connections: dict[int, _Connection] = {}
         self._count = 0
         self._alarm: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._quiet = asyncio.Event()  # nobody is there
+        self._deserted = asyncio.Event()  # nobody is there
         self._last: tuple[FromFederator | None, bytes] = None, b""
         self._server: Any = None
-        self._does: dict[type[Effect], Callable[[Any], None]] = {
+        self._handlers: dict[type[Effect], Callable[[Any], None]] = {
             Alarm: self._set_alarm,
             Evaluated: self._evaluated,
-            Found: self._found,
+            RecordIdentity: self._record_identity,
             HangUp: self._hang_up,
-            Notice: self._note,
+            Notice: self._show_notice,
             Record: self._record,
             Replay: self._replay,
             Send: self._send,
@@ -166,8 +166,8 @@ class Federator:
         """Say goodbye, seal the ledger, let go of the port. The ledger stays open; what went wrong is raised."""
         reason = self.reason if self.failure is None else "something went wrong there"  # what, is not for everybody
         bye = Bye(f"the federator stops: {reason}", finished=self.state.is_finished, final=self.state.is_finished)
-        for stream in list(self._streams.values()):
-            self._dismiss(stream, bye)
+        for connection in list(self._connections.values()):
+            self._dismiss(connection, bye)
         for pending in (self._alarm, self._ending):
             if pending is not None:
                 pending.cancel()
@@ -184,7 +184,7 @@ class Federator:
     def sent(self) -> int:
         """How many bytes clients were sent so far."""
         return sum(seen.sent for seen in self.tally.clients.values()) + sum(
-            stream.outbox.sent for stream in list(self._streams.values())
+            connection.outbox.sent for connection in list(self._connections.values())
         )
 
     def seal(self) -> None:
@@ -206,20 +206,20 @@ class Federator:
         self._count += 1
         try:
             client = self.peer_name(context) if self.peer_name else None
-            stream = _Stream(self._count, client, Outbox(max(ROOM, 4 * self._limit)))
+            connection = _Connection(self._count, client, Outbox(max(ROOM, 4 * self._limit)))
         except Cyber0Error as error:
             await context.write(encode(Bye(str(error), final=True)))
             return
         # not gRPC's own limit: it counts, for ever, the streams of who does not read to the end
-        if len(self._streams) >= 4 * len(self.settings.roster) + 64:
+        if len(self._connections) >= 4 * len(self.settings.roster) + 64:
             await context.write(encode(Bye("too many streams: come again later")))
             return
-        self._make_room(stream)
-        self._streams[stream.number] = stream
+        self._make_room(connection)
+        self._connections[connection.number] = connection
         tasks: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._read(stream, context)),
-            asyncio.ensure_future(stream.outbox.drain(context.write)),
-            asyncio.ensure_future(stream.cut.wait()),
+            asyncio.ensure_future(self._read(connection, context)),
+            asyncio.ensure_future(connection.outbox.drain(context.write)),
+            asyncio.ensure_future(connection.cut.wait()),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -227,86 +227,89 @@ class Federator:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._ended(stream)
+            self._ended(connection)
 
-    def _make_room(self, stream: _Stream) -> None:
+    def _make_room(self, connection: _Connection) -> None:
         """End a client's oldest stream where it has many: it may not keep the others out."""
-        own = [other for other in self._streams.values() if stream.client is not None and other.client == stream.client]
+        if connection.client is None:
+            return
+        own = [other for other in self._connections.values() if other.client == connection.client]
         live = [other for other in own if not other.outbox.is_ended]
-        if len(live) >= STREAMS:
-            self._dismiss(live[0], Bye(f"more than {STREAMS} streams of one client"))
-        for other in own[: -2 * STREAMS]:  # they were told long ago
+        if len(live) >= MAX_STREAMS:
+            self._dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
+        for other in own[: -2 * MAX_STREAMS]:  # they were told long ago
             other.cut.set()
 
-    async def _read(self, stream: _Stream, context: Any) -> None:
+    async def _read(self, connection: _Connection, context: Any) -> None:
         while isinstance(data := await context.read(), bytes):  # else it is the end
-            self._heard(stream, data)
+            self._receive(connection, data)
 
-    def _ended(self, stream: _Stream) -> None:
-        del self._streams[stream.number]
-        if stream.link is None:
+    def _ended(self, connection: _Connection) -> None:
+        del self._connections[connection.number]
+        if connection.stream is None:
             return
-        self._mark_quiet()
-        if seen := self.tally.clients.get(stream.link.client):
-            seen.sent += stream.outbox.sent
-        if stream.outbox.is_full:
-            self._say(f"{stream.link.client} is too slow for what it is sent: it may come again")
-        self._happen(Left(stream.link))
+        self._note_deserted()
+        if seen := self.tally.clients.get(connection.stream.client):
+            seen.sent += connection.outbox.sent
+        if connection.outbox.is_full:
+            self._notify(f"{connection.stream.client} is too slow for what it is sent: it may come again")
+        self._step(Left(connection.stream))
 
-    def _heard(self, stream: _Stream, data: bytes) -> None:
-        if stream.outbox.is_ended:
+    def _receive(self, connection: _Connection, data: bytes) -> None:
+        if connection.outbox.is_ended:
             return
-        if stream.is_flood(self.state.round):
-            self._dismiss(stream, Bye(f"more than {MOST} messages in round {self.state.round}"))
+        if connection.is_flood(self.state.round):
+            self._dismiss(connection, Bye(f"more than {MAX_MESSAGES} messages in round {self.state.round}"))
             return
-        if stream.link is not None and (seen := self.tally.clients.get(stream.link.client)):
+        if connection.stream is not None and (seen := self.tally.clients.get(connection.stream.client)):
             seen.received += len(data)
         try:
-            self._answer(stream, decode_from_client(data, self._limit))
+            self._handle(connection, decode_from_client(data, self._limit))
         except RejectedMessage as error:
-            self._dismiss(stream, Bye(str(error)))
+            self._dismiss(connection, Bye(str(error)))
 
-    def _answer(self, stream: _Stream, message: FromClient) -> None:
+    def _handle(self, connection: _Connection, message: FromClient) -> None:
         match message:
             case Ask(version=version):
                 if version == VERSION:
-                    stream.outbox.put(self._invitation)
+                    connection.outbox.put(self._invitation)
                 else:
-                    self._dismiss(stream, Bye(f"this federator speaks version {VERSION}, not {version}", final=True))
+                    bye = Bye(f"this federator speaks version {VERSION}, not {version}", final=True)
+                    self._dismiss(connection, bye)
             case Hello():
-                self._hello(stream, message)
+                self._hello(connection, message)
             case Done(number, fingerprint):
-                if stream.link is not None and number == self.settings.agreement.rounds == self.state.round:
-                    self.tally.clients[stream.link.client].fingerprint = fingerprint
+                if connection.stream is not None and number == self.settings.agreement.rounds == self.state.round:
+                    self.tally.clients[connection.stream.client].fingerprint = fingerprint
             case _:
-                if stream.link is not None:
-                    self._happen(Received(stream.link, message))
+                if connection.stream is not None:
+                    self._step(Received(connection.stream, message))
 
-    def _hello(self, stream: _Stream, hello: Hello) -> None:
-        client = stream.client or hello.name
-        if not self._hellos.take(client if client in self.tally.clients else ""):  # strangers share one allowance
-            self._dismiss(stream, Bye("too many Hellos: come again later"))
+    def _hello(self, connection: _Connection, hello: Hello) -> None:
+        client = connection.client or hello.name
+        if not self._hellos.allow(client if client in self.tally.clients else ""):  # strangers share one allowance
+            self._dismiss(connection, Bye("too many Hellos: come again later"))
             return
-        stream.link = stream.link or Link(client, stream.number)
+        connection.stream = connection.stream or ClientStream(client, connection.number)
         known = self.ledger.founded and hello.commits <= self.state.round
-        head = self.ledger.link(hello.commits).commit if known else b""
-        self._happen(Arrived(stream.link, hello, head))
+        head = self.ledger.head_at(hello.commits).commit if known else b""
+        self._step(Arrived(connection.stream, hello, head))
 
-    def _dismiss(self, stream: _Stream, bye: Bye) -> None:
+    def _dismiss(self, connection: _Connection, bye: Bye) -> None:
         """End a stream for the client's own doing, which costs nobody else."""
-        stream.end(bye)
-        if stream.link is not None and not bye.finished:
-            self._say(f"{stream.link.client} is sent away: {bye.reason}")
+        connection.end(bye)
+        if connection.stream is not None and not bye.finished:
+            self._notify(f"{connection.stream.client} is sent away: {bye.reason}")
 
     # Effects
 
-    def _happen(self, event: Event) -> None:
+    def _step(self, event: Event) -> None:
         if self.over.is_set():
             return
         try:
             self.state, effects = step(self.state, event)
             for effect in effects:
-                self._does[type(effect)](effect)
+                self._handlers[type(effect)](effect)
         except Exception as error:  # the disk is full, a rule has a bug: nothing may be decided after it
             self.failure = error
             self.stop(str(error))
@@ -314,35 +317,35 @@ class Federator:
             self._end()
 
     def _send(self, effect: Send) -> None:
-        if stream := self._streams.get(effect.link.stream):
-            stream.outbox.put(self._encoded(effect.message))
+        if connection := self._connections.get(effect.stream.number):
+            connection.outbox.put(self._encoded(effect.message))
 
     def _record(self, effect: Record) -> None:
         self.ledger.append(effect.decision)  # on disk when this returns: what comes after it may be told
-        self.tally.decided(effect.decision)
+        self.tally.record(effect.decision)
 
     def _set_alarm(self, effect: Alarm) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         event = Deadline(effect.round, effect.extension)
-        self._alarm = asyncio.get_running_loop().call_later(effect.seconds, self._happen, event)
+        self._alarm = asyncio.get_running_loop().call_later(effect.seconds, self._step, event)
 
     def _replay(self, effect: Replay) -> None:
-        if stream := self._streams.get(effect.link.stream):
-            stream.outbox.put_all(self._commits(effect.first, effect.stop))
+        if connection := self._connections.get(effect.stream.number):
+            connection.outbox.put_all(self._commits(effect.first, effect.stop))
 
-    def _found(self, effect: Found) -> None:
+    def _record_identity(self, effect: RecordIdentity) -> None:
         self.ledger.found(Identity.from_bytes(effect.identity))
 
     def _evaluated(self, effect: Evaluated) -> None:
         self.tally.clients[effect.client].evaluation = effect.evaluation
 
     def _hang_up(self, effect: HangUp) -> None:
-        if stream := self._streams.get(effect.link.stream):
-            stream.end(Bye(effect.reason))
+        if connection := self._connections.get(effect.stream.number):
+            connection.end(Bye(effect.reason))
 
-    def _note(self, effect: Notice) -> None:
-        self._say(effect.text)
+    def _show_notice(self, effect: Notice) -> None:
+        self._notify(effect.text)
 
     def _encoded(self, message: FromFederator) -> bytes:
         """The bytes of a message; a commit goes to many, and is encoded once."""
@@ -357,7 +360,7 @@ class Federator:
             for message in catch_up(page, (data[at : at + width] for at in range(0, len(data), width))):
                 yield encode(message)
 
-    def _say(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         self.tally.notices.append(text)
         self.notice(text)
 
@@ -365,17 +368,17 @@ class Federator:
 
     def _end(self) -> None:
         if self._ending is None:
-            self._mark_quiet()
+            self._note_deserted()
             self._ending = asyncio.ensure_future(self._wait_for_the_last())
 
-    def _mark_quiet(self) -> None:
-        if not any(stream.link for stream in self._streams.values()):
-            self._quiet.set()
+    def _note_deserted(self) -> None:
+        if not any(connection.stream for connection in self._connections.values()):
+            self._deserted.set()
         else:
-            self._quiet.clear()
+            self._deserted.clear()
 
     async def _wait_for_the_last(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._quiet.wait(), self.settings.deadline)
+            await asyncio.wait_for(self._deserted.wait(), self.settings.deadline)
         await asyncio.sleep(self.linger)
         self.stop(f"all {self.settings.agreement.rounds} rounds are decided")

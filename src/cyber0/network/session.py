@@ -140,7 +140,7 @@ def _outcome(member: Member, out: Path | None) -> Outcome:
         weights.write(out)
     accuracy, loss = (None, None) if member.evaluation is None else (member.evaluation.accuracy, member.evaluation.loss)
     reason = "" if member.bye is None else member.bye.reason
-    return Outcome(member.holds, member.model.fingerprint(), accuracy, loss, reason, member.head)
+    return Outcome(member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head)
 
 
 async def attend(
@@ -166,9 +166,9 @@ async def attend(
         since, pause = time.monotonic(), FIRST
         while True:
             problem = await session.once()
-            if session.member is not None and session.member.over:
+            if session.member is not None and session.member.is_over:
                 return _finished(session.member)
-            if session.was_heard:
+            if session.was_welcomed:
                 since, pause = time.monotonic(), FIRST
             if give_up is not None and time.monotonic() - since >= give_up:
                 raise Unreachable(f"no federator answers at {address}: {problem}")
@@ -189,12 +189,12 @@ class _Session:
     def __init__(self, address: str, make: Make, credentials: Any, watch: Watch, pool: Any) -> None:
         self.address, self.make, self.credentials, self.watch, self.pool = address, make, credentials, watch, pool
         self.member: Any = None
-        self.was_heard = False
+        self.was_welcomed = False
         self._limit = LIMIT
 
     async def once(self) -> str:
         """One stream, from its beginning to its end; why it ended."""
-        self.was_heard = False
+        self.was_welcomed = False
         options = client_options(max(self._limit, 2**22))
         if self.credentials is None:
             channel = grpc.aio.insecure_channel(self.address, options)
@@ -218,7 +218,7 @@ class _Session:
         try:
             await self._work(member, inbox, outbox)
             outbox.end()
-            if member.over:
+            if member.is_over:
                 async with asyncio.timeout(GRACE):
                     await tasks[1]
                     await call.done_writing()
@@ -240,7 +240,7 @@ class _Session:
             raise Refused(f"the federator refuses this client: {message.reason}")
         if not isinstance(message, Invitation):
             raise asyncio.InvalidStateError
-        settings = Settings.invited(message)
+        settings = Settings.from_invitation(message)
         self._limit = size_limit(settings.plan.scalars)
         self.member = await self._in_thread(self.make, settings)
         return self.member
@@ -254,7 +254,7 @@ class _Session:
     async def _work(self, member: "Member | Liar", inbox: asyncio.Queue[FromFederator | None], outbox: Outbox) -> None:
         loop = asyncio.get_running_loop()
 
-        def tell(message: FromClient | bytes) -> None:
+        def send(message: FromClient | bytes) -> None:
             data = message if isinstance(message, bytes) else encode(message)
             if self.pool is None:
                 outbox.put(data)
@@ -265,9 +265,9 @@ class _Session:
             messages = [await inbox.get()]
             while not inbox.empty():
                 messages.append(inbox.get_nowait())
-            heard = [message for message in messages if message is not None]
-            await self._in_thread(member.take, heard, tell)
-            self.was_heard = self.was_heard or member.heard
+            received = [message for message in messages if message is not None]
+            await self._in_thread(member.receive, received, send)
+            self.was_welcomed = self.was_welcomed or member.welcomed
             self.watch(member)
             if None in messages:
                 return

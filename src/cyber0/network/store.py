@@ -15,14 +15,14 @@ from cyber0.files import lock_folder
 from cyber0.protocol.messages import Vote
 from cyber0.replay.weights import Weights
 
-__all__ = ["Kept", "Store"]
+__all__ = ["Store", "StoredVote"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredVote:
     """A vote as it was sent, and the hash of the chain it was made on.
 
-    >>> Kept(Vote(7, bytes(8)), bytes(32)).vote.round
+    >>> StoredVote(Vote(7, bytes(8)), bytes(32)).vote.round
     7
     """
 
@@ -37,7 +37,7 @@ class Kept:
         return hashlib.sha256(data).digest() + data
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Kept | None":
+    def from_bytes(cls, data: bytes) -> "StoredVote | None":
         """What was written; None where it is not whole."""
         digest, data = data[:32], data[32:]
         if len(data) < 49 or hashlib.sha256(data).digest() != digest:
@@ -52,17 +52,17 @@ class Store:
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())
     >>> with Store(folder) as store:
-    ...     store.keep(Kept(Vote(7, bytes(8)), bytes(32)))
+    ...     store.save_vote(StoredVote(Vote(7, bytes(8)), bytes(32)))
     >>> with Store(folder) as store:
     ...     store.vote(7), store.vote(8)
-    (Kept(vote=Vote(round=7, scalars=b'...', fingerprint=None), head=b'...'), None)
+    (StoredVote(vote=Vote(round=7, scalars=b'...', fingerprint=None), head=b'...'), None)
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self._file: Any = None
         self._lock: Any = None
-        self._slots: list[Kept | None] = [None, None]
+        self._slots: list[StoredVote | None] = [None, None]
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -77,9 +77,9 @@ class Store:
         data = self._file.read()
         size = int.from_bytes(data[:8], "little")
         parts = (data[8:][at : at + size] for at in (0, size))
-        self._slots = [Kept.from_bytes(part) for part in parts]
+        self._slots = [StoredVote.from_bytes(part) for part in parts]
 
-    def vote(self, round: int) -> Kept | None:  # noqa: A002
+    def vote(self, round: int) -> StoredVote | None:  # noqa: A002
         """The vote for a round, if one may have been sent."""
         return next((kept for kept in self._slots if kept is not None and kept.vote.round == round), None)
 
@@ -88,12 +88,12 @@ class Store:
         """The last round that was voted in; -1 where there is none."""
         return max((kept.vote.round for kept in self._slots if kept is not None), default=-1)
 
-    def keep(self, kept: Kept) -> None:
+    def save_vote(self, stored: StoredVote) -> None:
         """Keep a vote, on disk when this returns."""
-        slot = kept.vote.round % 2
-        self._slots[slot] = kept
+        slot = stored.vote.round % 2
+        self._slots[slot] = stored
         if self._file is not None:
-            data = kept.to_bytes()
+            data = stored.to_bytes()
             self._write(0, len(data).to_bytes(8, "little"))
             self._write(8 + slot * len(data), data)
             os.fsync(self._file.fileno())
@@ -110,13 +110,13 @@ class Store:
             os.fsync(self._file.fileno())
             self._snapshot(self.folder).unlink(missing_ok=True)
 
-    def write(self, weights: Weights, facts: dict[str, str]) -> None:
+    def save_weights(self, weights: Weights, facts: dict[str, str]) -> None:
         """Keep weights, and what is known of them, as one safetensors file that is whole or not there."""
         if self.folder is not None:
             header = {"__metadata__": facts, **{k: v for k, v in weights.header.items() if k != "__metadata__"}}
             Weights(header, weights.data).write(self._snapshot(self.folder))
 
-    def read(self) -> tuple[Weights, dict[str, str]] | None:
+    def load_weights(self) -> tuple[Weights, dict[str, str]] | None:
         """The weights that were kept last; a file that cannot be read is as good as none."""
         if self.folder is None or not self._snapshot(self.folder).exists():
             return None

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from cyber0.protocol.messages import Evaluation
 from cyber0.protocol.records import Decision
 
-__all__ = ["Seen", "Tally"]
+__all__ = ["ClientTally", "Tally"]
 
 WINDOW = 5.0  # seconds over which a rate is taken
 
 
 @dataclass(eq=False)
-class Seen:
+class ClientTally:
     """What was seen of a client: its votes that did not count and why, its bytes, how good it finds the model.
 
-    >>> Seen().refused
+    >>> ClientTally().refused
     0
     """
 
@@ -42,11 +42,11 @@ class Tally:
     """
 
     def __init__(self, roster: tuple[str, ...]) -> None:
-        self.clients = {name: Seen() for name in roster}
+        self.clients = {name: ClientTally() for name in roster}
         self.notices: deque[str] = deque(maxlen=6)
         self._times: deque[tuple[float, int]] = deque()
 
-    def decided(self, decision: Decision) -> None:
+    def record(self, decision: Decision) -> None:
         """Take note of a round."""
         self._times.append((time.monotonic(), decision.round))
         while len(self._times) > 2 and self._times[-1][0] - self._times[1][0] > WINDOW:

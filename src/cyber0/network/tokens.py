@@ -1,4 +1,4 @@
-"""Clients that someone else has authenticated: TLS with a passing certificate, and a secret token per client.
+"""Clients that someone else has authenticated: TLS with a temporary certificate, and a secret token per client.
 
 A token travels in a message only its client can read; on the stream it is an ordinary bearer token.
 """
@@ -14,16 +14,16 @@ from cyber0.errors import InvalidKeys
 from cyber0.network import certificates
 from cyber0.network.certificates import LOOPBACK
 
-__all__ = ["Passing", "Tokens", "passing", "token_credentials"]
+__all__ = ["TemporaryCredentials", "Tokens", "temporary_credentials", "token_credentials"]
 
 BEARER = "Bearer "
 
 
 @dataclass(frozen=True)
-class Passing:
+class TemporaryCredentials:
     """Credentials of a server that live as long as its process, and the authority (PEM) by which a client knows it.
 
-    >>> Passing.__match_args__
+    >>> TemporaryCredentials.__match_args__
     ('authority', 'credentials')
     """
 
@@ -31,21 +31,21 @@ class Passing:
     credentials: grpc.ServerCredentials
 
 
-def passing(hosts: Iterable[str] = (), days: int = 365) -> Passing:
+def temporary_credentials(hosts: Iterable[str] = (), days: int = 365) -> TemporaryCredentials:
     """A new authority and a server's certificate, neither of which is written anywhere.
 
-    >>> passing(["192.0.2.7"]).authority.startswith(b"-----BEGIN CERTIFICATE-----")
+    >>> temporary_credentials(["192.0.2.7"]).authority.startswith(b"-----BEGIN CERTIFICATE-----")
     True
     """
-    ca = certificates.authority("cyber0 passing", days)
+    ca = certificates.authority("cyber0 temporary", days)
     made = certificates.federator(ca, tuple(dict.fromkeys((*LOOPBACK, *hosts))), days)
-    return Passing(ca.pem, grpc.ssl_server_credentials([(made.key_pem, made.pem)]))
+    return TemporaryCredentials(ca.pem, grpc.ssl_server_credentials([(made.key_pem, made.pem)]))
 
 
 def token_credentials(authority: bytes, token: str) -> grpc.ChannelCredentials:
     """The client's side: a server of this authority is trusted, and is shown the token with each call.
 
-    >>> type(token_credentials(passing().authority, "secret")).__name__
+    >>> type(token_credentials(temporary_credentials().authority, "secret")).__name__
     'ChannelCredentials'
     """
     return grpc.composite_channel_credentials(

@@ -8,7 +8,7 @@ import numpy as np
 from cyber0.protocol.messages import Vote
 from cyber0.protocol.records import Ballot, Verdict
 
-__all__ = ["Votes", "admit", "differing", "hold_late", "readmit", "set_apart"]
+__all__ = ["Votes", "add_late", "admit", "differing", "readmit", "set_apart"]
 
 Ballots = Mapping[str, tuple[Ballot, ...]]
 
@@ -26,7 +26,7 @@ class Votes:
     counted: Mapping[str, Ballot] = field(default_factory=dict[str, Ballot])
     fingerprints: Mapping[str, int] = field(default_factory=dict[str, int])
     judged: Ballots = field(default_factory=dict[str, tuple[Ballot, ...]])
-    out: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     late: Mapping[str, Ballot] = field(default_factory=dict[str, Ballot])
 
     def ballots(self, client: str) -> tuple[Ballot, ...]:
@@ -44,27 +44,27 @@ def admit(votes: Votes, client: str, vote: Vote, length: int) -> Votes:
     >>> admit(once, "alice", Vote(7, bytes(4)), length=4) is once
     True
     >>> twice = admit(once, "alice", Vote(7, b"else"), length=4)
-    >>> [ballot.verdict for ballot in twice.ballots("alice")], twice.out
+    >>> [ballot.verdict for ballot in twice.ballots("alice")], twice.excluded
     (['equivocation', 'equivocation'], frozenset({'alice'}))
     """
-    if client in votes.out:
+    if client in votes.excluded:
         return votes
     first = votes.counted.get(client)
     if first is None:
         if reason := _fault(vote.scalars, length):
-            return _put_out(votes, client, _judged(client, "rejected", vote.scalars, length, reason))
+            return _exclude(votes, client, _judged(client, "rejected", vote.scalars, length, reason))
         return _count(votes, client, vote)
     if first.values == vote.scalars:
         return votes
     reason = "two different votes for one round"
     both = replace(first, verdict="equivocation", reason=reason)
-    return _put_out(votes, client, both, _judged(client, "equivocation", vote.scalars, length, reason))
+    return _exclude(votes, client, both, _judged(client, "equivocation", vote.scalars, length, reason))
 
 
-def hold_late(votes: Votes, client: str, vote: Vote) -> Votes:
+def add_late(votes: Votes, client: str, vote: Vote) -> Votes:
     """The votes with one for the round before, which is decided. That is no offence.
 
-    >>> hold_late(Votes(), "alice", Vote(6, bytes(4))).ballots("alice")[0].reason
+    >>> add_late(Votes(), "alice", Vote(6, bytes(4))).ballots("alice")[0].reason
     'round 6 is decided'
     """
     ballot = Ballot.of(client, "late", vote.scalars, f"round {vote.round} is decided")
@@ -95,16 +95,16 @@ def set_apart(votes: Votes, client: str, reason: str) -> Votes:
     >>> set_apart(once, "alice", "its weights differ").ballots("alice")[0].reason
     'its weights differ'
     """
-    return _put_out(votes, client, replace(votes.counted[client], verdict="rejected", reason=reason))
+    return _exclude(votes, client, replace(votes.counted[client], verdict="rejected", reason=reason))
 
 
 def readmit(votes: Votes, client: str) -> Votes:
     """The votes once a client that was set apart may vote anew.
 
-    >>> "alice" in readmit(Votes(out=frozenset({"alice"})), "alice").out
+    >>> "alice" in readmit(Votes(excluded=frozenset({"alice"})), "alice").excluded
     False
     """
-    return replace(votes, out=votes.out - {client})
+    return replace(votes, excluded=votes.excluded - {client})
 
 
 def _count(votes: Votes, client: str, vote: Vote) -> Votes:
@@ -115,12 +115,12 @@ def _count(votes: Votes, client: str, vote: Vote) -> Votes:
     return replace(votes, counted=counted, fingerprints=marks)
 
 
-def _put_out(votes: Votes, client: str, *ballots: Ballot) -> Votes:
+def _exclude(votes: Votes, client: str, *ballots: Ballot) -> Votes:
     """What a client did before in this round gives way: so it cannot fill a ledger."""
     counted = {name: ballot for name, ballot in votes.counted.items() if name != client}
     marks = {name: mark for name, mark in votes.fingerprints.items() if name != client}
     judged = {**votes.judged, client: ballots}
-    return replace(votes, counted=counted, fingerprints=marks, judged=judged, out=votes.out | {client})
+    return replace(votes, counted=counted, fingerprints=marks, judged=judged, excluded=votes.excluded | {client})
 
 
 def _judged(client: str, verdict: Verdict, scalars: bytes, length: int, reason: str) -> Ballot:

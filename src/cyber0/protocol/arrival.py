@@ -6,17 +6,17 @@ from dataclasses import replace
 
 from cyber0.errors import InvalidIdentity
 from cyber0.protocol.admission import readmit
-from cyber0.protocol.events import Alarm, Arrived, Effect, Found, HangUp, Link, Notice, Replay, Send
+from cyber0.protocol.events import Alarm, Arrived, ClientStream, Effect, HangUp, Notice, RecordIdentity, Replay, Send
 from cyber0.protocol.identity import meaning_from
 from cyber0.protocol.messages import VERSION, Bye, Hello, RoundOpen, Welcome
-from cyber0.protocol.state import Founded, Outcome, State
+from cyber0.protocol.state import Founded, State, Transition
 
 __all__ = ["DIVERGED", "arrive", "farewell", "leave"]
 
 DIVERGED = "its weights differ from the majority's: it must replay from round 0"
 
 
-def arrive(state: State, event: Arrived) -> Outcome:
+def arrive(state: State, event: Arrived) -> Transition:
     """A client says Hello: it is refused with a reason, waits for the founding, or is welcomed.
 
     >>> from cyber0.config import RunConfig
@@ -24,34 +24,34 @@ def arrive(state: State, event: Arrived) -> Outcome:
     >>> from cyber0.protocol.state import begin
     >>> from cyber0.protocol.settings import Settings
     >>> state = begin(Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol")))
-    >>> _, effects = arrive(state, Arrived(Link("eve"), Hello("eve", bytes(32), bytes(32))))
+    >>> _, effects = arrive(state, Arrived(ClientStream("eve"), Hello("eve", bytes(32), bytes(32))))
     >>> effects[-1].text
     'eve is refused: it is not on the roster'
     """
-    link, client = event.link, event.link.client
+    stream, client = event.stream, event.stream.client
     if reason := _refusal(state, event):
-        return leave(state, link), _refused(link, reason)
+        return leave(state, stream), _refused(stream, reason)
     effects: list[Effect] = []
-    if client in state.present and not state.is_link(link):
-        effects = [HangUp(state.present[client].link, "another stream of this client took its place")]
+    if client in state.present and not state.is_current(stream):
+        effects = [HangUp(state.present[client].stream, "another stream of this client took its place")]
     state = replace(state, present={**state.present, client: event})
     state, more = _found(state) if state.founded is None else _welcome(state, state.founded, event)
     return state, effects + more
 
 
-def leave(state: State, link: Link) -> State:
+def leave(state: State, stream: ClientStream) -> State:
     """A stream has ended; a vote that came on it stands.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.settings import Settings
     >>> state = State(Settings.of(RunConfig(clients=1, byzantine=0, rule="mean"), ("alice",)))
-    >>> leave(state, Link("alice")) is state
+    >>> leave(state, ClientStream("alice")) is state
     True
     """
-    if not state.is_link(link):
+    if not state.is_current(stream):
         return state
-    present = {client: event for client, event in state.present.items() if client != link.client}
-    return replace(state, present=present, awaited=state.awaited - {link.client})
+    present = {client: event for client, event in state.present.items() if client != stream.client}
+    return replace(state, present=present, awaited=state.awaited - {stream.client})
 
 
 def farewell(state: State) -> Bye:
@@ -67,7 +67,7 @@ def farewell(state: State) -> Bye:
 
 def _refusal(state: State, event: Arrived) -> str:
     """Why a client cannot take part, or nothing."""
-    hello, client = event.hello, event.link.client
+    hello, client = event.hello, event.stream.client
     if hello.version != VERSION:
         return f"it speaks version {hello.version} of the protocol: this federator speaks {VERSION}"
     if hello.name != client:
@@ -112,16 +112,16 @@ def _other_past(state: State, event: Arrived) -> str:
         return f"it holds {hello.commits} commits: there are {state.round}"
     if hello.head and event.head and hello.head != event.head:
         return f"after {hello.commits} commits its chain has {hello.head.hex()[:16]}: ours has {event.head.hex()[:16]}"
-    return DIVERGED if event.link.client in state.diverged and not hello.replayed else ""
+    return DIVERGED if event.stream.client in state.diverged and not hello.replayed else ""
 
 
-def _refused(link: Link, reason: str) -> list[Effect]:
+def _refused(stream: ClientStream, reason: str) -> list[Effect]:
     diverged = reason == DIVERGED
     bye = Bye(reason, final=not diverged, replay=diverged)
-    return [Send(link, bye), HangUp(link, reason), Notice(f"{link.client} is refused: {reason}")]
+    return [Send(stream, bye), HangUp(stream, reason), Notice(f"{stream.client} is refused: {reason}")]
 
 
-def _found(state: State) -> Outcome:
+def _found(state: State) -> Transition:
     """Found the run once a majority of the roster brings the same model; those with another are refused."""
     hellos = [event.hello for event in state.present.values()]
     models = Counter((hello.manifest, hello.base, hello.meaning) for hello in hellos)
@@ -132,7 +132,7 @@ def _found(state: State) -> Outcome:
     layout = next((e.hello.layout for e in applicants if e.hello.layout and e.hello.manifest == manifest), b"")
     founded = Founded.of(state.settings.identity(manifest, base, layout, meaning_from(meaning)))
     state = replace(state, founded=founded, present={})
-    effects: list[Effect] = [Found(founded.identity)]
+    effects: list[Effect] = [RecordIdentity(founded.identity)]
     for event in applicants:
         state, more = arrive(state, event)
         effects += more
@@ -143,14 +143,14 @@ def _here(state: State) -> str:
     return f"{len(state.present)} of {len(state.settings.roster)} are here"
 
 
-def _welcome(state: State, founded: Founded, event: Arrived) -> Outcome:
-    link, client, commits = event.link, event.link.client, event.hello.commits
+def _welcome(state: State, founded: Founded, event: Arrived) -> Transition:
+    stream, client, commits = event.stream, event.stream.client, event.hello.commits
     known = replace(event, hello=replace(event.hello, layout=b""))  # it has served its purpose
     state = replace(state, present={**state.present, client: known})
-    effects: list[Effect] = [Send(link, Welcome(founded.identity, state.round))]
+    effects: list[Effect] = [Send(stream, Welcome(founded.identity, state.round))]
     if commits < state.round:
-        effects.append(Replay(link, commits, state.round))
-    effects.append(Send(link, farewell(state) if state.is_finished else RoundOpen(state.round)))
+        effects.append(Replay(stream, commits, state.round))
+    effects.append(Send(stream, farewell(state) if state.is_finished else RoundOpen(state.round)))
     effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits"))
     if client in state.diverged:
         state = replace(state, diverged=state.diverged - {client}, votes=readmit(state.votes, client))

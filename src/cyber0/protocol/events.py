@@ -9,42 +9,42 @@ from cyber0.protocol.records import Decision
 __all__ = [
     "Alarm",
     "Arrived",
+    "ClientStream",
     "Deadline",
     "Effect",
     "Evaluated",
     "Event",
-    "Found",
     "HangUp",
     "Left",
-    "Link",
     "Notice",
     "Received",
     "Record",
+    "RecordIdentity",
     "Replay",
     "Send",
 ]
 
 
-class Link(NamedTuple):
-    """One stream of a client, whose name the transport has authenticated; `stream` tells its streams apart.
+class ClientStream(NamedTuple):
+    """One stream of a client, whose name the transport has authenticated; `number` tells its streams apart.
 
-    >>> Link("alice", 1) == Link("alice", 2)
+    >>> ClientStream("alice", 1) == ClientStream("alice", 2)
     False
     """
 
     client: str
-    stream: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A client said Hello. `head` is the ledger's own hash after `hello.commits` commits, empty where it has none.
 
-    >>> Arrived(Link("alice"), Hello("alice", bytes(32), bytes(32))).head
+    >>> Arrived(ClientStream("alice"), Hello("alice", bytes(32), bytes(32))).head
     b''
     """
 
-    link: Link
+    stream: ClientStream
     hello: Hello
     head: bytes = b""
 
@@ -53,11 +53,11 @@ class Arrived:
 class Received:
     """A client sent a vote or an evaluation.
 
-    >>> Received(Link("alice"), Vote(0, bytes(4))).message.round
+    >>> Received(ClientStream("alice"), Vote(0, bytes(4))).message.round
     0
     """
 
-    link: Link
+    stream: ClientStream
     message: Vote | Evaluation
 
 
@@ -65,11 +65,11 @@ class Received:
 class Left:
     """A stream has ended, for whatever reason.
 
-    >>> Left(Link("alice")).link.client
+    >>> Left(ClientStream("alice")).stream.client
     'alice'
     """
 
-    link: Link
+    stream: ClientStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,11 @@ class Send:
     """Send a message on a stream.
 
     >>> from cyber0.protocol.messages import RoundOpen
-    >>> Send(Link("alice"), RoundOpen(7)).message
+    >>> Send(ClientStream("alice"), RoundOpen(7)).message
     RoundOpen(round=7)
     """
 
-    link: Link
+    stream: ClientStream
     message: FromFederator
 
 
@@ -101,20 +101,20 @@ class Send:
 class Replay:
     """Send the ledger's commits of the rounds from `first` up to, not including, `stop` in CatchUps.
 
-    >>> Replay(Link("alice"), first=0, stop=7).stop
+    >>> Replay(ClientStream("alice"), first=0, stop=7).stop
     7
     """
 
-    link: Link
+    stream: ClientStream
     first: int
     stop: int
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RecordIdentity:
     """Write the run's identity to the ledger, durably: a majority of the roster agrees on the model.
 
-    >>> Found(b"...").identity
+    >>> RecordIdentity(b"...").identity
     b'...'
     """
 
@@ -161,11 +161,11 @@ class Alarm:
 class HangUp:
     """End a stream, after what was sent on it.
 
-    >>> HangUp(Link("alice"), "another stream took its place").reason
+    >>> HangUp(ClientStream("alice"), "another stream took its place").reason
     'another stream took its place'
     """
 
-    link: Link
+    stream: ClientStream
     reason: str
 
 
@@ -181,4 +181,4 @@ class Notice:
 
 
 Event = Arrived | Received | Left | Deadline
-Effect = Send | Replay | Found | Record | Evaluated | Alarm | HangUp | Notice
+Effect = Send | Replay | RecordIdentity | Record | Evaluated | Alarm | HangUp | Notice

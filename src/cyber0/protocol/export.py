@@ -48,7 +48,7 @@ def history(ledger: Ledger, rounds: int | None = None) -> History:
     last = ledger.head.rounds
     if rounds is not None and not 0 <= rounds <= last:
         raise InvalidLedger(f"round {rounds}: the ledger has {last} rounds")
-    head = ledger.link(last if rounds is None else rounds)
+    head = ledger.head_at(last if rounds is None else rounds)
     seals = [seal for seal in ledger.seals if seal.rounds <= head.rounds]
     return History(ledger.identity, ledger.commits(0, head.rounds), head.votes, seals[-1] if seals else None)
 

@@ -54,6 +54,8 @@ class Identity:
     )  # as it came: a key that is newer is not in it
 
     def __post_init__(self) -> None:
+        if isinstance(self.agreement, RunConfig):  # of which all but the agreement is no matter of the other parties
+            object.__setattr__(self, "agreement", self.agreement.agreement)
         _check_roster(self.roster, self.agreement.clients)
         _check_digest("manifest", self.manifest)
         _check_digest("base", self.base)

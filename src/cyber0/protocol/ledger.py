@@ -118,7 +118,7 @@ class Ledger(Protocol):
         """The scalars of rounds start .. stop, one after another."""
         ...
 
-    def link(self, rounds: int) -> Head:
+    def head_at(self, rounds: int) -> Head:
         """The head it had after so many rounds."""
         ...
 
@@ -200,7 +200,7 @@ class Memory:
     @property
     def head(self) -> Head:
         """As in `Ledger`."""
-        return self.link(len(self._written))
+        return self.head_at(len(self._written))
 
     def found(self, identity: Identity) -> None:
         """As in `Ledger`."""
@@ -235,7 +235,7 @@ class Memory:
         """As in `Ledger`."""
         return b"".join(decision.scalars for decision in self.decisions(start, stop))
 
-    def link(self, rounds: int) -> Head:
+    def head_at(self, rounds: int) -> Head:
         """As in `Ledger`."""
         if not 0 <= rounds <= len(self._written):
             raise InvalidLedger(f"round {rounds}: the ledger has {len(self._written)} rounds")
@@ -246,7 +246,7 @@ class Memory:
 
     def seal(self, seal: Seal) -> None:
         """As in `Ledger`."""
-        check_seal(seal, self.link(seal.rounds))
+        check_seal(seal, self.head_at(seal.rounds))
         self._seals[seal.rounds] = seal
 
     @property

@@ -12,18 +12,18 @@ import numpy as np
 
 from cyber0 import aggregation
 from cyber0.errors import InvalidAggregation, InvalidCommit
-from cyber0.protocol.admission import Votes, admit, differing, hold_late, set_apart
+from cyber0.protocol.admission import Votes, add_late, admit, differing, set_apart
 from cyber0.protocol.arrival import DIVERGED, arrive, farewell, leave
 from cyber0.protocol.decide import decide
 from cyber0.protocol.events import (
     Alarm,
     Arrived,
+    ClientStream,
     Deadline,
     Effect,
     Evaluated,
     Event,
     Left,
-    Link,
     Notice,
     Received,
     Record,
@@ -31,18 +31,18 @@ from cyber0.protocol.events import (
 )
 from cyber0.protocol.messages import Committed, Evaluation, Rejection, RoundOpen, Vote
 from cyber0.protocol.records import Ballot, Decision, to_wire
-from cyber0.protocol.state import Founded, Outcome, State, begin, resume
+from cyber0.protocol.state import Founded, State, Transition, begin, resume
 
 __all__ = ["Founded", "State", "begin", "resume", "step"]
 
 
-def step(state: State, event: Event) -> Outcome:
+def step(state: State, event: Event) -> Transition:
     """What an event makes of a state, and the effects, to be executed in order.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.messages import Hello
     >>> from cyber0.protocol.settings import Settings
-    >>> alice = Link("alice")
+    >>> alice = ClientStream("alice")
     >>> state = begin(Settings.of(RunConfig(clients=1, byzantine=0, rule="mean", directions=1), ("alice",)))
     >>> state, _ = step(state, Arrived(alice, Hello("alice", bytes(32), bytes(32))))
     >>> state, effects = step(state, Received(alice, Vote(0, bytes(4))))
@@ -52,10 +52,10 @@ def step(state: State, event: Event) -> Outcome:
     match event:
         case Arrived():
             state, effects = arrive(state, event)
-        case Left(link):
-            state, effects = leave(state, link), []
-        case Received(link, message):
-            state, effects = _receive(state, link, message)
+        case Left(stream):
+            state, effects = leave(state, stream), []
+        case Received(stream, message):
+            state, effects = _receive(state, stream, message)
         case Deadline(number, extension):
             if (number, extension) != (state.round, state.extension):
                 return state, []  # that round is decided
@@ -63,17 +63,17 @@ def step(state: State, event: Event) -> Outcome:
     return _settle(state, effects)
 
 
-def _receive(state: State, link: Link, message: Vote | Evaluation) -> Outcome:
-    if state.founded is None or not state.is_link(link):
+def _receive(state: State, stream: ClientStream, message: Vote | Evaluation) -> Transition:
+    if state.founded is None or not state.is_current(stream):
         return state, []
     if isinstance(message, Evaluation):
-        evaluates = state.present[link.client].hello.evaluates
-        return state, [Evaluated(link.client, message)] if evaluates else []
+        evaluates = state.present[stream.client].hello.evaluates
+        return state, [Evaluated(stream.client, message)] if evaluates else []
     if message.round < state.round:
-        return _late(state, link, message)
-    if reason := _unheard(state, link.client, message):
-        return state, [Send(link, Rejection(message.round, "rejected", reason, replay=reason == DIVERGED))]
-    return _vote(state, link, message)
+        return _late(state, stream, message)
+    if reason := _unheard(state, stream.client, message):
+        return state, [Send(stream, Rejection(message.round, "rejected", reason, replay=reason == DIVERGED))]
+    return _vote(state, stream, message)
 
 
 def _unheard(state: State, client: str, vote: Vote) -> str:
@@ -84,33 +84,33 @@ def _unheard(state: State, client: str, vote: Vote) -> str:
     return DIVERGED if client in state.diverged else ""
 
 
-def _vote(state: State, link: Link, vote: Vote) -> Outcome:
-    client = link.client
+def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
+    client = stream.client
     votes = admit(state.votes, client, vote, state.settings.vote_bytes)
     state, before = replace(state, votes=votes, awaited=state.awaited | {client}), state.votes
-    if client in votes.out and client not in before.out:
-        return state, _tell(link, vote.round, votes.ballots(client)[-1])
+    if client in votes.excluded and client not in before.excluded:
+        return state, _tell(stream, vote.round, votes.ballots(client)[-1])
     return state, []
 
 
-def _late(state: State, link: Link, vote: Vote) -> Outcome:
+def _late(state: State, stream: ClientStream, vote: Vote) -> Transition:
     """No offence. It shows that a client keeps up, so that the open round waits for it."""
-    client, last = link.client, state.round - 1
+    client, last = stream.client, state.round - 1
     if vote.round < last or client in state.diverged or client not in state.settings.voters(last):
         return state, []
     state, voted = replace(state, awaited=state.awaited | {client}, voted=state.voted | {client}), state.voted
     if client in voted or len(vote.scalars) != state.settings.vote_bytes:
         return state, []
-    votes = hold_late(state.votes, client, vote)
-    return replace(state, votes=votes), _tell(link, last, votes.late[client])
+    votes = add_late(state.votes, client, vote)
+    return replace(state, votes=votes), _tell(stream, last, votes.late[client])
 
 
-def _tell(link: Link, number: int, ballot: Ballot) -> list[Effect]:
-    text = f"round {number}: the vote of {link.client} does not count ({ballot.verdict}: {ballot.reason})"
-    return [Send(link, Rejection(number, ballot.verdict, ballot.reason, ballot.reason == DIVERGED)), Notice(text)]
+def _tell(stream: ClientStream, number: int, ballot: Ballot) -> list[Effect]:
+    text = f"round {number}: the vote of {stream.client} does not count ({ballot.verdict}: {ballot.reason})"
+    return [Send(stream, Rejection(number, ballot.verdict, ballot.reason, ballot.reason == DIVERGED)), Notice(text)]
 
 
-def _close(state: State) -> Outcome:
+def _close(state: State) -> Transition:
     """At the deadline: go on without those who have not voted, or extend it."""
     laggards = _waited_for(state)
     missed = {**state.missed, **{client: state.missed.get(client, 0) + 1 for client in laggards}}
@@ -122,21 +122,21 @@ def _close(state: State) -> Outcome:
 def _waited_for(state: State) -> frozenset[str]:
     """Whose votes are missing. After m missed deadlines a client holds up one round in 2**m: no liar can stall all."""
     excused = {client for client, times in state.missed.items() if state.round % 2**times}
-    missing = state.awaited - state.votes.counted.keys() - state.votes.out - excused
+    missing = state.awaited - state.votes.counted.keys() - state.votes.excluded - excused
     return missing.intersection(state.settings.voters(state.round)) if missing else missing
 
 
-def _extend(state: State, effects: list[Effect]) -> Outcome:
+def _extend(state: State, effects: list[Effect]) -> Transition:
     settings, extension = state.settings, (state.extension or 0) + 1
-    missing = set(settings.voters(state.round)) - state.votes.counted.keys() - state.votes.out
-    effects += [Send(event.link, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
+    missing = set(settings.voters(state.round)) - state.votes.counted.keys() - state.votes.excluded
+    effects += [Send(event.stream, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
     have = f"{len(state.votes.counted)} votes of at least {settings.quorum}"
     effects.append(Notice(f"round {state.round}: {have} at the deadline, which is extended"))
     effects.append(Alarm(state.round, extension, settings.seconds(extension)))
     return replace(state, extension=extension), effects
 
 
-def _settle(state: State, effects: list[Effect]) -> Outcome:
+def _settle(state: State, effects: list[Effect]) -> Transition:
     """Decide the open round if it can be."""
     if not _is_complete(state):
         return state, effects
@@ -162,7 +162,7 @@ def _is_complete(state: State) -> bool:
     return not _waited_for(state)
 
 
-def _compare(state: State) -> Outcome:
+def _compare(state: State) -> Transition:
     """Set apart the votes of clients whose weights differ from a majority's."""
     apart = frozenset[str]()
     if state.round % state.settings.fingerprint_every == 0:
@@ -174,7 +174,7 @@ def _compare(state: State) -> Outcome:
         votes = set_apart(state.votes, client, DIVERGED)
         state = replace(state, votes=votes, diverged=state.diverged | {client}, awaited=state.awaited - {client})
         if client in state.present:
-            effects += _tell(state.present[client].link, state.round, votes.ballots(client)[-1])
+            effects += _tell(state.present[client].stream, state.round, votes.ballots(client)[-1])
     return state, effects
 
 
@@ -190,12 +190,12 @@ def _decision(state: State) -> tuple[Decision, Any]:
     return Decision(state.round, to_wire(scalars), tuple(ballots)), memory
 
 
-def _commit(state: State, decision: Decision, effects: list[Effect]) -> Outcome:
-    commit, links = Committed(decision.round, decision.scalars), [event.link for event in state.present.values()]
-    effects += [Record(decision), *(Send(link, commit) for link in links)]
+def _commit(state: State, decision: Decision, effects: list[Effect]) -> Transition:
+    commit, links = Committed(decision.round, decision.scalars), [event.stream for event in state.present.values()]
+    effects += [Record(decision), *(Send(stream, commit) for stream in links)]
     voted = frozenset(state.votes.counted) | frozenset(state.votes.judged)
     state = replace(state, round=state.round + 1, votes=Votes(), voted=voted, extension=0, tried=frozenset())
     if state.is_finished:
         bye = farewell(state)
-        return replace(state, extension=None), [*effects, *(Send(link, bye) for link in links), Notice(bye.reason)]
+        return replace(state, extension=None), [*effects, *(Send(stream, bye) for stream in links), Notice(bye.reason)]
     return state, [*effects, Alarm(state.round, 0, state.settings.seconds(0))]

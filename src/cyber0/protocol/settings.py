@@ -30,7 +30,7 @@ class Settings:
     ('client-0', 'client-1', 'client-2', 'client-3')
     >>> settings.quorum, settings.vote_bytes, settings.seconds(extension=2)
     (3, 8, 240.0)
-    >>> Settings.invited(settings.invitation()) == settings
+    >>> Settings.from_invitation(settings.invitation()) == settings
     True
     """
 
@@ -167,7 +167,7 @@ class Settings:
         return Invitation(json.dumps(values, sort_keys=True).encode())
 
     @classmethod
-    def invited(cls, invitation: Invitation) -> "Settings":
+    def from_invitation(cls, invitation: Invitation) -> "Settings":
         """Return the settings in an invitation."""
         try:
             values = cast("dict[str, Any]", json.loads(invitation.settings))

@@ -116,7 +116,7 @@ class File:
         """As in `Ledger`."""
         if self._head is not None:  # only this process writes
             return self._head
-        return self.link(self._stop(None))
+        return self.head_at(self._stop(None))
 
     def found(self, identity: Identity) -> None:
         """As in `Ledger`."""
@@ -188,7 +188,7 @@ class File:
         rows = self._all("SELECT scalars FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round", between)
         return b"".join(row[0] for row in rows)
 
-    def link(self, rounds: int) -> Head:
+    def head_at(self, rounds: int) -> Head:
         """As in `Ledger`."""
         if rounds == 0:
             return genesis(self.identity.digest)
@@ -200,7 +200,7 @@ class File:
 
     def seal(self, seal: Seal) -> None:
         """As in `Ledger`."""
-        check_seal(seal, self.link(seal.rounds))
+        check_seal(seal, self.head_at(seal.rounds))
         with self._writing():
             self._insert_seal(seal)
 

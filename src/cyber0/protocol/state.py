@@ -9,12 +9,12 @@ import numpy as np
 
 from cyber0 import aggregation
 from cyber0.protocol.admission import Votes
-from cyber0.protocol.events import Arrived, Effect, Link
+from cyber0.protocol.events import Arrived, ClientStream, Effect
 from cyber0.protocol.identity import Identity, meaning_bytes
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.settings import Settings
 
-__all__ = ["Founded", "Outcome", "State", "begin", "restored", "resume"]
+__all__ = ["Founded", "State", "Transition", "begin", "restored", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class State:
         """Whether all rounds are committed."""
         return self.round >= self.settings.agreement.rounds
 
-    def is_link(self, link: Link) -> bool:
+    def is_current(self, stream: ClientStream) -> bool:
         """Whether this is the stream on which a client is present."""
-        return link.client in self.present and self.present[link.client].link == link
+        return stream.client in self.present and self.present[stream.client].stream == stream
 
 
-Outcome = tuple[State, list[Effect]]
+Transition = tuple[State, list[Effect]]
 
 
 def begin(settings: Settings) -> State:

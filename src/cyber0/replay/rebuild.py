@@ -102,7 +102,7 @@ def rebuild(
     """
     there = _moved(parameters, device)
     run = history(ledger, rounds)
-    if run.head.commit != ledger.link(run.rounds).commit:
+    if run.head.commit != ledger.head_at(run.rounds).commit:
         raise InvalidLedger("the scalars of this ledger do not fit its chain: cyber0 verify names the round")
     width = 4 * run.identity.plan.scalars
     step = max(1, AT_ONCE // width)
