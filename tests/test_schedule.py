@@ -213,7 +213,7 @@ def test_what_a_text_means(text: str, schedule: Schedule) -> None:
         ("cosin", UnknownName, "did you mean 'cosine'"),
         ("math:cos", UnknownName, "use one of constant, cosine, linear, warmup"),
         ("linear(ends=0.1)", UnknownName, "did you mean 'end'"),
-        ("constant(end=0.1)", UnknownName, "it has none"),
+        ("constant(end=0.1)", UnknownName, "it has no options"),
         ("linear(0.1)", InvalidName, "options are written name=value"),
         ("", InvalidName, "write name"),
         ("warmup(rounds=5)+", InvalidName, "write name"),

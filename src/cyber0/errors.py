@@ -1,34 +1,34 @@
-"""Every error this library raises on purpose.
+"""The errors that this library raises.
 
     Cyber0Error
-    ├── InputError (ValueError)          something handed in cannot be used
-    │   ├── KeyOutOfRange                a seed, round, epoch or index outside its range
-    │   ├── InvalidSize                  a size, start or dimension that describes no slice
-    │   ├── InvalidArray                 an array of the wrong type, device, layout or length
-    │   ├── InvalidParameters            a module whose parameters cannot be trained here
-    │   ├── InvalidCommit                scalars that no model can apply
-    │   ├── InvalidEstimate              a smoothing, a loss or a model no estimate can be made of
-    │   │   └── EmptyBatch               a loss over no samples
-    │   ├── InvalidAggregation           vectors, or a number of liars, that a rule cannot aggregate
-    │   ├── InvalidAttack                an attack that cannot be mounted on these vectors
-    │   ├── InvalidData                  a data file, data set or partition that cannot be used
-    │   ├── InvalidConfig                a run that cannot be made of this configuration
-    │   ├── InvalidIdentity              a run's identity that is damaged, or of another version
-    │   ├── InvalidLedger                a file that is no ledger, or one that cannot be written now
-    │   ├── InvalidExport                a file that is no exported run, or a damaged one
-    │   ├── InvalidKeys                  a key, a certificate or a folder of them that is missing, expired or of others
-    │   ├── InvalidSigner                a file that holds no key or certificate to sign or check with
-    │   ├── InvalidModel                 a language model that cannot be had, or not be used for a task
-    │   ├── InvalidName                  a name that is not written as one
-    │   ├── InvalidUserCode              code of a user that raises, or returns what cannot be used
-    │   ├── RejectedMessage              bytes from the network that are no message of this protocol
-    │   └── UnknownName                  a name that is not in the list it is looked up in
-    ├── NonFiniteLoss (ArithmeticError)  a loss came out NaN or infinite
+    ├── InputError (ValueError)          an input cannot be used
+    │   ├── KeyOutOfRange                a seed, round, epoch or index is out of range
+    │   ├── InvalidSize                  a size, start or dimension does not describe a slice of a direction
+    │   ├── InvalidArray                 an array has the wrong type, device, layout or length
+    │   ├── InvalidParameters            the parameters of a module cannot be trained, or weights do not fit a run
+    │   ├── InvalidCommit                the scalars of a commit cannot be applied
+    │   ├── InvalidEstimate              a smoothing, loss or model does not allow an estimate
+    │   │   └── EmptyBatch               a batch has no samples
+    │   ├── InvalidAggregation           a rule cannot aggregate these vectors with this number of Byzantine ones
+    │   ├── InvalidAttack                an attack cannot be mounted on these vectors
+    │   ├── InvalidData                  a data file, data set or partition cannot be used
+    │   ├── InvalidConfig                a configuration does not describe a run
+    │   ├── InvalidIdentity              the identity of a run is damaged, or has an unknown version
+    │   ├── InvalidLedger                a file is not a ledger, is damaged, or cannot be written
+    │   ├── InvalidExport                a file is not an exported run, or is damaged
+    │   ├── InvalidKeys                  a key or certificate is missing, expired or from another authority
+    │   ├── InvalidSigner                a file has no key to sign with, or no certificate to verify with
+    │   ├── InvalidModel                 a language model cannot be loaded, or not used for a task
+    │   ├── InvalidName                  a name is not well formed
+    │   ├── InvalidUserCode              a user's code raises, or returns something that cannot be used
+    │   ├── RejectedMessage              bytes from the network are not a message of this protocol
+    │   └── UnknownName                  a name is not among the known ones
+    ├── NonFiniteLoss (ArithmeticError)  a loss is NaN or infinite
     ├── Disagreement (RuntimeError)      the clients of a run do not hold the same weights
-    ├── FederationError (RuntimeError)   a federation goes on without this client
-    │   ├── Refused                      the federator will not have it, and says why
+    ├── FederationError (RuntimeError)   a client cannot take part in a federation
+    │   ├── Refused                      the federator or the client refuses the other
     │   └── Unreachable                  no federator answers
-    ├── BackendError (RuntimeError)      a backend is absent, or fails its known answers
+    ├── BackendError (RuntimeError)      a backend is not available, or does not give the known answers
     └── MissingExtra (ImportError)       an optional dependency is not installed
 
 >>> from cyber0.directions import DirectionKey
@@ -77,43 +77,43 @@ __all__ = [
 
 
 class Cyber0Error(Exception):
-    """The root: catch this to catch them all."""
+    """The base class of all errors of this library."""
 
 
 class InputError(Cyber0Error, ValueError):
-    """Something handed in cannot be used; the message names it and says what would be right."""
+    """An input cannot be used; the message names it, its value and what would be right."""
 
 
 class KeyOutOfRange(InputError):
-    """A seed, round, epoch or index outside the range the stream addresses."""
+    """A seed, round, epoch or index is outside the range of the direction stream."""
 
 
 class InvalidSize(InputError):
-    """A size, start or dimension that describes no slice of a direction."""
+    """A size, start or dimension does not describe a slice of a direction."""
 
 
 class InvalidArray(InputError):
-    """An array of the wrong type, device, layout or length."""
+    """An array has the wrong type, device, memory layout or length."""
 
 
 class InvalidParameters(InputError):
-    """A module whose parameters cannot be trained here: none, complex, integer, strided, ..."""
+    """The parameters of a module cannot be trained, such as complex ones, or weights do not fit a run."""
 
 
 class InvalidCommit(InputError):
-    """Scalars that no model can apply: none, not finite, or of the wrong shape."""
+    """The scalars of a commit cannot be applied: there are none, they are not finite, or their shape is wrong."""
 
 
 class InvalidEstimate(InputError):
-    """A smoothing, a loss or a model that no estimate can be made of."""
+    """A smoothing, loss or model does not allow an estimate."""
 
 
 class EmptyBatch(InvalidEstimate):
-    """A loss over no samples."""
+    """A batch has no samples."""
 
 
 class InvalidAggregation(InputError):
-    """Vectors, or a number of liars among them, that a rule cannot aggregate.
+    """A rule cannot aggregate these vectors with this number of Byzantine ones among them.
 
     >>> import numpy as np
     >>> from cyber0.aggregation import cwtm
@@ -124,94 +124,98 @@ class InvalidAggregation(InputError):
 
 
 class InvalidAttack(InputError):
-    """An attack that cannot be mounted on these vectors, or an option of it that makes no sense."""
+    """An attack cannot be mounted on these vectors, or one of its options has a value that makes no sense."""
 
 
 class InvalidData(InputError):
-    """A data file, data set or partition that cannot be used: missing, truncated, altered, too small."""
+    """A data file, data set or partition cannot be used: it is missing, truncated, altered or too small."""
 
 
 class InvalidConfig(InputError):
-    """A run that cannot be made of this configuration."""
+    """A configuration does not describe a run."""
 
 
 class InvalidIdentity(InputError):
-    """A run's identity that is damaged, not complete, or of a version that is not spoken here."""
+    """The identity of a run is damaged or incomplete, or has a version that is not known here."""
 
 
 class InvalidLedger(InputError):
-    """A file that is no ledger, is damaged, is of a newer version, or cannot be written now; or a round out of turn."""
+    """A file is not a ledger, is damaged, has a newer version or cannot be written; or a round is out of order."""
 
 
 class InvalidExport(InputError):
-    """A file that is no exported run, or a damaged one."""
+    """A file is not an exported run, or is damaged."""
 
 
 class InvalidSigner(InputError):
-    """A file that holds no key or certificate by which a run could be signed or checked."""
+    """A file has no key to sign a run with, or no certificate to verify one with."""
 
 
 class InvalidKeys(InputError):
-    """A key, a certificate or a folder of them that cannot be used: missing, expired, of another authority."""
+    """A key, a certificate or a folder of them cannot be used: missing, expired or from another authority."""
 
 
 class InvalidModel(InputError):
-    """A language model that cannot be had or not be used: no safetensors, no mask token, a label word of two tokens."""
+    """A language model cannot be loaded, or not used for a task, for instance since it has no mask token."""
 
 
 class InvalidName(InputError):
-    """A name of a rule, an attack, a partition or a task that is not written as one."""
+    """The name of a rule, attack, partition or task is not well formed."""
 
 
 class InvalidUserCode(InputError):
-    """A user's model, loss, metric, data set, partition or task that raises, or returns what cannot be used.
+    """A user's model, loss, metric, data set, partition or task raises, or returns something that cannot be used.
 
-    The message names it by module and name; what it raised is the cause.
+    The message names the object by module and name; the exception that it raised is the cause of this one.
     """
 
 
 class RejectedMessage(InputError):
-    """Bytes from the network that are no message of this protocol; the message is the reason."""
+    """Bytes from the network are not a message of this protocol; the error's text is the reason."""
 
 
 class UnknownName(InputError):
-    """A name that is not in the list it is looked up in.
+    """A name is not among the known ones; `of` says what it would belong to.
 
     >>> raise UnknownName("family", "gausian", ["gaussian", "sphere"])
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown family 'gausian': use one of gaussian, sphere (did you mean 'gaussian'?)
+    >>> raise UnknownName("option", "power", [], of="mean")
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown option 'power' of mean: it has no options
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], *, of: str = "") -> None:
         known = sorted(known)
         near = get_close_matches(name, known, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        super().__init__(f"unknown {what} {name!r}: use one of {', '.join(known)}{hint}")
+        use = f"use one of {', '.join(known)}{hint}" if known else f"{'it has' if of else 'there are'} no {what}s"
+        super().__init__(f"unknown {what} {name!r}{f' of {of}' if of else ''}: {use}")
 
 
 class NonFiniteLoss(Cyber0Error, ArithmeticError):
-    """A loss came out NaN or infinite, so it says nothing about the direction it was measured along."""
+    """A loss is NaN or infinite, so it says nothing about the direction it was measured along."""
 
 
 class Disagreement(Cyber0Error, RuntimeError):
-    """The clients of a run do not hold the same weights, or too few of them say what they hold."""
+    """The clients of a run do not hold the same weights, or too few of them report their fingerprint."""
 
 
 class FederationError(Cyber0Error, RuntimeError):
-    """A federation goes on without this client."""
+    """A client cannot take part in a federation."""
 
 
 class Refused(FederationError):
-    """The federator will not have this client, or this client not the federator; the message is the reason."""
+    """The federator refuses the client, or the client the federator; the error's text is the reason."""
 
 
 class Unreachable(FederationError):
-    """No federator answers, for as long as a client was told to try."""
+    """No federator has answered within the time a client was to try."""
 
 
 class BackendError(Cyber0Error, RuntimeError):
-    """A direction backend is absent, or does not give the known answers."""
+    """A backend of directions is not available, or does not give the known answers."""
 
 
 class MissingExtra(Cyber0Error, ImportError):
-    """An optional dependency is not installed; the message is the line that installs it."""
+    """An optional dependency is not installed; the error's text says how to install it."""

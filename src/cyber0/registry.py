@@ -113,7 +113,7 @@ def check_options(
 
     >>> check_options(["weight"], lambda labels, *, height=1: None, "shape")
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown option of shape 'weight': use one of height (did you mean 'height'?)
+    cyber0.errors.UnknownName: unknown option 'weight' of shape: use one of height (did you mean 'height'?)
     """
     try:
         parameters = signature(found).parameters.values()
@@ -124,7 +124,7 @@ def check_options(
     known = [parameter for parameter in known if parameter not in reserved]
     for option in options:
         if option not in known and (option in reserved or not takes_any):
-            raise UnknownName(f"option of {name}", option, known or ["(it has none)"])
+            raise UnknownName("option", option, known, of=name)
 
 
 def _imported(what: str, name: str) -> Callable[..., Any]:
@@ -140,7 +140,7 @@ def _imported(what: str, name: str) -> Callable[..., Any]:
     found = getattr(module, attribute, None)
     if not callable(found):
         callables = [key for key, value in vars(module).items() if callable(value)]
-        raise UnknownName(f"callable of {module_name}", attribute, callables)
+        raise UnknownName("callable", attribute, callables, of=module_name)
     return found
 
 

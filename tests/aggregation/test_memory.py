@@ -98,7 +98,7 @@ def test_names_and_options_of_rules_with_memory():
     assert rule.name == "nnm+centered_clipping_previous(radius=2.0)"
     assert isinstance(rule.rule, RuleWithMemory)
     assert rule.rule.radius == 2.0
-    with pytest.raises(UnknownName, match="unknown option of centered_clipping_previous 'start': use one of iter"):
+    with pytest.raises(UnknownName, match="unknown option 'start' of centered_clipping_previous: use one of iter"):
         get_rule("centered_clipping_previous(start='zero')")
     assert compose(nnm, partial(Averaged, last=3)).name == f"nnm+{Averaged.__module__}:Averaged(last=3)"
 

@@ -165,7 +165,7 @@ def test_found_by_name(attack):
 def test_unknown_names_are_refused_with_the_known_ones():
     with pytest.raises(UnknownName, match="did you mean 'foe'"):
         get_attack("fo")
-    with pytest.raises(UnknownName, match="unknown option of tma 'omega'"):
+    with pytest.raises(UnknownName, match="unknown option 'omega' of tma"):
         get_attack("tma(omega=2)")
 
 

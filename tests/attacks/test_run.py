@@ -84,9 +84,9 @@ def test_context_is_no_option(monkeypatch):
     monkeypatch.setitem(ATTACKS, "in-context", in_context)
     assert AttackRun("in-context(volume=2)", seed=0).name == "in-context(volume=2)"
     for name in ("round", "seed", "report", "model"):
-        with pytest.raises(UnknownName, match=f"unknown option of in-context '{name}': use one of volume"):
+        with pytest.raises(UnknownName, match=f"unknown option '{name}' of in-context: use one of volume"):
             get_attack(f"in-context({name}=1)")
-    with pytest.raises(UnknownName, match=r"unknown option of foe 'report': use one of omega, search, target"):
+    with pytest.raises(UnknownName, match=r"unknown option 'report' of foe: use one of omega, search, target"):
         get_attack("foe(report=1)")
 
 
@@ -145,7 +145,7 @@ def test_a_class_is_found_by_name(tmp_path, monkeypatch):
     run = AttackRun("drifting:Drift(step=4)", seed=0)
     assert [float(run.mount(VOTES, LIARS, RULE, 2, round=t)[0, 8, 0]) for t in range(3)] == [4.0, 8.0, 12.0]
     assert run.name == "drifting:Drift(step=4)"
-    with pytest.raises(UnknownName, match=r"unknown option of drifting:Drift 'stop': use one of step"):
+    with pytest.raises(UnknownName, match=r"unknown option 'stop' of drifting:Drift: use one of step"):
         AttackRun("drifting:Drift(stop=4)", seed=0)
 
 

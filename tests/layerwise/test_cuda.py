@@ -14,6 +14,7 @@ from tests.layerwise.models import classifier, keys, prompts
 from cyber0.commit import Commit
 from cyber0.directions import DirectionKey, descend, perturb_pair
 from cyber0.directions.key import pack
+from cyber0.estimate import estimate
 from cyber0.layerwise import Walk
 from cyber0.layerwise.source import normed, perturbation_of
 from cyber0.parameters import Parameters, to_bf16
@@ -167,6 +168,31 @@ def test_a_walk_on_the_device_is_one_on_the_cpu(model, family):
             near(walk.slopes(x.cuda(), y.cuda(), key, mu, family, moved), here.slopes(x, y, key, mu, family, moved))
     assert walk.layered
     assert cuda.fingerprint() == before
+
+
+class Unsized(torch.nn.Module):
+    """A model that does not say which of its inputs are padding."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+    def scores(self, x):
+        return self.inner.scores(x)
+
+
+@on_cuda
+@pytest.mark.parametrize("model", ["roberta", "bert"])
+def test_padding_is_masked_though_no_sizes_are_known(model):
+    parameters = Parameters.of(Unsized(classifier(model)).eval().cuda())
+    walk = Walk(parameters, cross_entropy)
+    x, y = (part.cuda() for part in prompts(1, batch=24, width=31))
+    vote = estimate(parameters, cross_entropy, (x[0], y[0]), keys(1), mu=1e-2)
+    near(walk.slopes(x, y, keys()[0], 1e-2), torch.from_numpy(vote))
+    assert walk.layered
 
 
 @on_cuda

@@ -210,7 +210,7 @@ def test_every_problem_of_every_cell_is_named_before_the_first_run(tmp_path):
         "krumm, S and 1 more: unknown rule 'krumm'",
         "bulyan, S and 1 more: rule = 'bulyan': byzantine = 1 of n = 5",
         "no_such_module:rule, S and 1 more: rule 'no_such_module:rule': there is no module 'no_such_module'",
-        "cwtm, A and 3 more: attack = 'alie(omegas=2)': unknown option of alie 'omegas'",
+        "cwtm, A and 3 more: attack = 'alie(omegas=2)': unknown option 'omegas' of alie",
         "cwtm, S and 7 more: unknown task 'mnits'",
         "cwtm, S and 7 more: unknown partition 'iit'",
         "cwtm, S and 7 more: device = 'quantum' cannot be used",

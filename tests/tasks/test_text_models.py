@@ -321,7 +321,7 @@ def test_tasks_ask_for_a_model_or_refuse_one(folder):
         make("trec")
     with pytest.raises(InvalidConfig, match="the task 'mnist' takes no language model: leave it out"):
         make("mnist", source="embedded", model="roberta-large")
-    with pytest.raises(UnknownName, match="unknown option of text-classification 'shot'"):
+    with pytest.raises(UnknownName, match="unknown option 'shot' of text-classification"):
         task_of(folder, "bert", shot=3)
     for rank in (0, 2.5):
         with pytest.raises(InvalidModel, match=rf"lora\(rank={rank}\): the rank of an adapter is a whole number, at"):

@@ -49,7 +49,7 @@ def test_labels_are_mapped_by_name():
         ({"prompts": {"causal": "{text}{mask}"}}, "'causal' has no {mask}"),
         ({"prompts": {"pooled": "{text"}}, "'pooled': expected '}' before end of string: '{text'"),
         ({"prompts": {"pooled": "always the same"}}, "shows nothing of the data"),
-        ({"prompts": {"pooled": "{text:upper}"}}, "unknown filter of a prompt 'upper'"),
+        ({"prompts": {"pooled": "{text:upper}"}}, "unknown filter 'upper' of a prompt"),
         ({"prompts": {"other": "{text}"}}, "prompts.other"),
         ({"labels": {"2": "middling"}}, "label '2' is of class 'middling', which has no word"),
         ({"words": {"bad": "terrible"}}, "words"),

@@ -123,7 +123,7 @@ class Recipe(BaseModel):
                 "a single run by cyber0 run"
             )
         if unknown:
-            raise UnknownName("key of a study", unknown[0], cls.model_fields)
+            raise UnknownName("key", unknown[0], cls.model_fields, of="a study")
         try:
             return cls(**keys)
         except ValidationError as error:
@@ -214,7 +214,7 @@ class Recipe(BaseModel):
             known += [cell.labels[axis] for cell in self.also]
             for label in [wanted] if isinstance(wanted, str) else wanted:
                 if label not in known:
-                    raise UnknownName(f"label of axis {axis!r}", label, list(dict.fromkeys(known)))
+                    raise UnknownName("label", label, list(dict.fromkeys(known)), of=f"axis {axis!r}")
 
 
 def shipped() -> dict[str, Path]:
@@ -268,8 +268,9 @@ def _points(axis: str, given: list[Any] | dict[str, Any]) -> list[tuple[str, dic
             if key == "seed":
                 raise InvalidConfig(f"the axis {axis!r} sets seed: the seeds of a study are 0 to seeds - 1, on no axis")
             if key not in RunConfig.model_fields:
-                what = "axis" if key == axis else f"key of axis {axis!r}"
-                raise UnknownName(what, key, RunConfig.model_fields)
+                if key == axis:
+                    raise UnknownName("axis", key, RunConfig.model_fields)
+                raise UnknownName("key", key, RunConfig.model_fields, of=f"axis {axis!r}")
     return list(keys.items())
 
 

@@ -58,7 +58,7 @@ def dirichlet(labels: ArrayLike, clients: int, seed: int, *, alpha: float = 0.1,
     if not isinstance(alpha, int | float) or not 0 < alpha < np.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidData(f"alpha = {alpha!r}: the concentration of a Dirichlet distribution is greater than 0")
     if per not in ("label", "client"):
-        raise UnknownName("kind of Dirichlet partition (per)", per, ["label", "client"])
+        raise UnknownName("value", per, ["label", "client"], of="per")
     classes, samples = np.unique(known, return_counts=True)
     draw = by_label if per == "label" else by_client
     counts = fill_empty(draw(samples, clients, alpha, generator))
@@ -109,7 +109,7 @@ def split(how: str | Partition, labels: ArrayLike, clients: int, seed: int, **op
     [4, 1]
     >>> split("iid", [0, 0, 0, 1, 1], clients=2, seed=0, alpha=0.5)
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown option of the partition 'alpha': use one of (it has none)
+    cyber0.errors.UnknownName: unknown option 'alpha' of the partition: it has no options
     >>> split(lambda labels, clients, seed: [[0, 1], [1]], [5, 6], clients=2, seed=0)
     Traceback (most recent call last):
     cyber0.errors.InvalidData: the partition must give each of the 2 samples to one client: it gives away 3, 2 of them \

@@ -144,7 +144,7 @@ def _check(kind: str, template: str) -> None:
         if name == "":
             raise ValueError(f"{kind!r} has braces without a column's name: {template!r}")
         if spec and spec not in FILTERS:
-            raise UnknownName("filter of a prompt", spec, [key for key in FILTERS if key])
+            raise UnknownName("filter", spec, [key for key in FILTERS if key], of="a prompt")
     if not any(name and name != MASK for _, name, _, _ in parsed):
         raise ValueError(f"{kind!r} shows nothing of the data: name a column in braces, as in '{{text}}'")
 

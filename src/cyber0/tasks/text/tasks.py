@@ -94,7 +94,7 @@ def trec(directory: Folder = None, source: str = "auto", *, model: str | None = 
 
     >>> trec(model="roberta-large", shot=16)
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown option of trec 'shot': use one of ... (did you mean 'shots'?)
+    cyber0.errors.UnknownName: unknown option 'shot' of trec: use one of ... (did you mean 'shots'?)
     """
     return _shipped("trec", directory, source, model, options)
 
