@@ -59,7 +59,7 @@ def test_some_of_a_study_now_and_the_rest_later_are_all_of_it(tmp_path, whole):
     results, ended = played(tmp_path / "parts")
     assert [outcome.job.name for outcome in ended] == ["cwtm_sf_seed0", "cwtm_sf_seed1"]
     assert measured(results).equals(measured(whole[1]))
-    with pytest.raises(UnknownName, match=r"label of axis 'rule' 'krumm'.*did you mean 'krum'"):
+    with pytest.raises(UnknownName, match=r"label 'krumm' of axis 'rule'.*did you mean 'krum'"):
         played(tmp_path / "none", only={"rule": "krumm"})
     with pytest.raises(UnknownName, match="axis 'task'"):
         played(tmp_path / "none", only={"task": "mnist"})
