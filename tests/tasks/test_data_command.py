@@ -68,7 +68,7 @@ def test_the_same_picture_has_the_same_bytes(tmp_path):
 def test_bad_input_is_a_sentence(tmp_path, monkeypatch):
     with pytest.raises(InvalidData, match="ending in"):
         invoke("--out", tmp_path / "holdings.bmp")
-    with pytest.raises(UnknownName, match="option of the partition 'alpha'"):
+    with pytest.raises(UnknownName, match="option 'alpha' of the partition"):
         invoke("--source", "embedded", "--partition", "iid", "--alpha", 1)
     with pytest.raises(InvalidData, match="too few for 5000 clients"):
         invoke("--source", "embedded", "--clients", 5000)

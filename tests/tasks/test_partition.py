@@ -135,7 +135,7 @@ def test_bad_options_are_refused():
         shards(LABELS, 6000, 0)
     with pytest.raises(InvalidData, match="per_client = 0"):
         shards(LABELS, 2, 0, per_client=0)
-    with pytest.raises(UnknownName, match="'beta': use one of alpha, per"):
+    with pytest.raises(UnknownName, match="'beta' of the partition: use one of alpha, per"):
         split("dirichlet", LABELS, 2, 0, beta=1)
 
 
