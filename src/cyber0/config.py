@@ -12,13 +12,22 @@ from typing import Annotated, Any, Literal, Self, cast
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from cyber0 import registry
+from cyber0 import aggregation, registry
 from cyber0.directions.key import Family
 from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
 from cyber0.plan import Plan, Scale, Scheme
 from cyber0.schedule import Schedule, parse
 
-__all__ = ["Agreement", "MachineOptions", "Options", "RunConfig", "SimulationOptions", "load", "sentences"]
+__all__ = [
+    "Agreement",
+    "MachineOptions",
+    "Options",
+    "RunConfig",
+    "SimulationOptions",
+    "canonical_rule",
+    "load",
+    "sentences",
+]
 
 Positive = Annotated[int, Field(ge=1)]
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
@@ -202,9 +211,10 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
 
     @property
     def agreement(self) -> Agreement:
-        """What the parties of this run share: files go by their names alone, wherever they lie on this machine."""
+        """What the parties of this run share: files go by their names alone, and a rule by one of its spellings."""
         keys: dict[str, Any] = {key: getattr(self, key) for key in Agreement.model_fields}
         keys |= {"task": registry.map_options("task", self.task, file_name), "model": file_name(self.model)}
+        keys["rule"] = canonical_rule(self.rule)
         return Agreement(**keys)
 
     @property
@@ -223,6 +233,15 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
         task = "mnist"
         """
         return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def canonical_rule(rule: str) -> str:
+    """Return the one name of a rule of this package, however it is spelled; a rule of the user's is not imported.
+
+    >>> canonical_rule("nnm+trimmed-mean"), canonical_rule("my_package:my_rule")
+    ('nnm+cwtm', 'my_package:my_rule')
+    """
+    return rule if ":" in rule else aggregation.get_rule(rule).name
 
 
 def file_name(text: Any) -> Any:

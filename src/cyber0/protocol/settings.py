@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
 from cyber0 import aggregation
-from cyber0.config import Agreement, RunConfig
+from cyber0.config import Agreement, RunConfig, canonical_rule
 from cyber0.errors import Cyber0Error, InvalidConfig, InvalidIdentity, Refused
 from cyber0.plan import Plan, participants
 from cyber0.protocol.decide import quorum
@@ -94,6 +94,9 @@ class Settings:
         found = cls(identity.agreement, identity.roster, identity.keep_votes, **options)
         if asked is None:
             return found
+        if canonical_rule(found.agreement.rule) == asked.agreement.rule:  # a ledger keeps the spelling it began with
+            agreement = asked.agreement.model_copy(update={"rule": found.agreement.rule})
+            asked = replace(asked, agreement=agreement)
         for field in ("agreement", "roster", "keep_votes"):
             if getattr(asked, field) != getattr(found, field):
                 differs = _difference(found, asked, field)
