@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cyber0.directions import COMPRESSED_EPOCH, Backend, combine, project
 from cyber0.directions.select import device_of
+from cyber0.errors import NonFiniteLoss
 from cyber0.estimate import Losses, estimate
 from cyber0.layerwise.measure import Measure
 from cyber0.parameters import Parameters
@@ -44,13 +45,24 @@ class Client:
         measure: Measure = estimate,
     ) -> None:
         self.parameters, self.losses, self.batch, self.plan, self.backend = parameters, losses, batch, plan, backend
-        self.measure = measure
+        self.measure, self.problem = measure, ""
         self._local = parameters
         if plan.local_epochs > 1 and parameters.module is not None:
             self._local = Parameters.of(deepcopy(parameters.module))
 
     def vote(self, round: int) -> NDArray[np.float32]:  # noqa: A002
-        """The scalars to send for a round, [rows, directions] (Alg. 1, lines 4 to 10). The global model stays."""
+        """Return the scalars to send for a round, [rows, directions] (Alg. 1, lines 4 to 10). The global model stays.
+
+        Where a loss is not finite they are NaN, which does not count; `problem` then says what was wrong.
+        """
+        self.problem = ""
+        try:
+            return self._measured(round)
+        except NonFiniteLoss as error:
+            self.problem = str(error)
+            return np.full((self.plan.rows, self.plan.directions), np.nan, dtype=np.float32)
+
+    def _measured(self, round: int) -> NDArray[np.float32]:  # noqa: A002
         plan, local = self.plan, self._reset()
         steps: list[NDArray[np.float32]] = []
         for epoch in range(plan.local_epochs):

@@ -33,10 +33,9 @@ def simulated(config):
     simulation = Simulation(config.model_copy(update={"engine": "sequential"}))
     votes, aggregates = [], []
     for t in range(config.rounds):
-        present = np.arange(config.clients)
-        votes.append(simulation.votes(t, present))
-        aggregates.append(simulation.decide(t, present, votes[-1]).aggregate)
-        simulation.rounds += 1
+        played = simulation.play_round(t)
+        votes.append(played.honest)
+        aggregates.append(played.aggregate)
     return votes, aggregates, simulation
 
 
@@ -124,7 +123,7 @@ def test_only_some_are_invited_to_a_round(task):
     for decision in ledger.decisions():
         assert tuple(ballot.client for ballot in decision.ballots) == settings.voters(decision.round)
     simulation = Simulation(config.model_copy(update={"engine": "sequential"}))
-    assert [played.present for played in simulation.play()] == [3] * 10
+    assert [len(played.participants) for played in simulation.play()] == [3] * 10
     assert simulation.parameters.fingerprint() == marks[0]
 
 

@@ -49,7 +49,7 @@ def played(texts, kind, prompt="prompt.toml", options=""):
     task = f"text-classification(prompt={str(prompt)!r}{options})"
     config = RunConfig(task=task, data=str(texts), model=str(texts / kind), **SMALL)
     folder = texts.parent / "run"
-    return folder, run(config, folder)["model_fingerprint"]
+    return folder, run(config, folder).fingerprint
 
 
 @pytest.mark.parametrize(

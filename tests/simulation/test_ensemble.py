@@ -34,7 +34,7 @@ def test_a_run_among_others_is_the_run_alone(options):
     among, together = played(configs)
     for config, rounds, simulation in zip(configs, among, together.simulations, strict=True):
         (alone,), (single,) = played([config])[0], played([config])[1].simulations
-        assert [r.admitted for r in rounds] == [r.admitted for r in alone]
+        assert [r.admitted.tolist() for r in rounds] == [r.admitted.tolist() for r in alone]
         for ours, theirs in zip(rounds, alone, strict=True):
             scale = np.abs(theirs.aggregate).max()
             np.testing.assert_allclose(ours.aggregate, theirs.aggregate, rtol=0.02, atol=0.02 * scale)

@@ -67,7 +67,7 @@ def tiny_texts(tmp_path):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_run_is_rebuilt_from_its_export(tmp_path, scheme):
     config = RunConfig(**SMALL, attack="sf", scheme=scheme, local_epochs=2, seed=5)
-    summary = run(config, tmp_path / "run")
+    summary = run(config, tmp_path / "run").summary
     history = exported(tmp_path / "run", tmp_path / "run.cyber0")
     assert history.rounds == 6
     out = tmp_path / "model.safetensors"
@@ -78,7 +78,7 @@ def test_a_run_is_rebuilt_from_its_export(tmp_path, scheme):
 
 
 def test_rounds_that_changed_nothing_change_nothing_when_replayed(tmp_path):
-    summary = run(RunConfig(**{**SMALL, "byzantine": 2, "rounds": 20}, dropout=0.2), tmp_path / "run")
+    summary = run(RunConfig(**{**SMALL, "byzantine": 2, "rounds": 20}, dropout=0.2), tmp_path / "run").summary
     assert 0 < summary["skipped_rounds"] < 20
     history = exported(tmp_path / "run", tmp_path / "run.cyber0")
     rounds = np.frombuffer(history.scalars, dtype="<f4").reshape(20, -1)
@@ -104,7 +104,7 @@ def test_a_round_of_zeros_leaves_every_bit(bf16, family, backend):
 @pytest.mark.parametrize("kind", ["roberta", "llama", "encoder"])
 def test_a_language_model_is_rebuilt_from_its_pretrained_file(tmp_path, tiny_texts, kind, precision):
     config = tiny_texts(kind).model_copy(update={"precision": precision, "mu": 0.01})
-    summary = run(config, tmp_path / "run")
+    summary = run(config, tmp_path / "run").summary
     exported(tmp_path / "run", tmp_path / "run.cyber0")
     out = tmp_path / "model.safetensors"
     assert replayed(tmp_path / "run.cyber0", config.model, out) == summary["model_fingerprint"]
@@ -112,7 +112,7 @@ def test_a_language_model_is_rebuilt_from_its_pretrained_file(tmp_path, tiny_tex
 
 def test_a_language_model_with_a_layer_on_top_is_rebuilt_by_its_task(tmp_path, tiny_texts, monkeypatch):
     config = tiny_texts("encoder")
-    summary = run(config, tmp_path / "run")
+    summary = run(config, tmp_path / "run").summary
     exported(tmp_path / "run", tmp_path / "run.cyber0")
     monkeypatch.chdir(config.data)  # where the prompt is, and the model by the name it has in the export
     assert replayed(tmp_path / "run.cyber0", "task", tmp_path / "out") == summary["model_fingerprint"]
@@ -123,7 +123,7 @@ def test_bf16_weights_are_rebuilt_bit_for_bit(tmp_path, tiny_texts):
     base = {name: _bits(tensor) for name, tensor in Simulation(config).parameters.tensors.items()}
     assert {array.dtype for array in base.values()} == {np.dtype(np.uint16), np.dtype(np.float32)}
     Weights.of(base).write(tmp_path / "base.safetensors")
-    summary = run(config, tmp_path / "run")
+    summary = run(config, tmp_path / "run").summary
     exported(tmp_path / "run", tmp_path / "run.cyber0")
     found = replayed(tmp_path / "run.cyber0", tmp_path / "base.safetensors", tmp_path / "out")
     assert found == summary["model_fingerprint"]
@@ -187,7 +187,7 @@ def test_what_cannot_be_exported_is_said(tmp_path):
     run(RunConfig(**SMALL), tmp_path / "run")
     metrics, scalars = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "scalars.f32"
     scalars.write_bytes(scalars.read_bytes()[:-4])
-    with pytest.raises(InvalidConfig, match="has 23 scalars, not 6 rounds of 4: it was cut off"):
+    with pytest.raises(InvalidConfig, match=r"has 92 bytes, but metrics.jsonl tells of 96: it was cut off"):
         from_folder(tmp_path / "run")
     metrics.write_text(metrics.read_text().replace('"model": "', '"model": "f'))
     with pytest.raises(InvalidExport, match="began with a model of fingerprint f"):

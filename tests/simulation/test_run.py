@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from tests import processes
 from typer.testing import CliRunner
 
+from cyber0.callbacks import Callback
 from cyber0.cli import app, main
 from cyber0.config import RunConfig
 from cyber0.parameters import Parameters
@@ -111,15 +112,33 @@ def test_control_c_says_how_to_go_on(tmp_path):
     assert f"cyber0 run --resume {out}" in said
 
 
-def test_who_begins_is_told_of_the_model_as_it_came(tmp_path):
+class Heard(Callback):
+    """What a callback hears of, in order."""
+
+    def __init__(self):
+        self.begun, self.rounds, self.evaluations = [], [], []
+
+    def before_run(self, run):
+        self.begun.append(run.rounds)
+
+    def after_round(self, run, round):  # noqa: ARG002
+        self.rounds.append(round.number)
+
+    def after_evaluation(self, run, evaluation):  # noqa: ARG002
+        self.evaluations.append(dict(evaluation))
+
+
+def test_callbacks_hear_of_the_start_of_rounds_and_of_evaluations(tmp_path):
     config = RunConfig(source="embedded", clients=6, byzantine=1, directions=8, rounds=4, evaluate_every=2)
-    told = []
-    for resume in (False, True):
-        run(config, tmp_path / "run", resume=resume, begin=lambda simulation, line: told.append((simulation, line)))
-    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert [line for _, line in told] == [first, first]
-    assert first["round"] == 0
-    assert [simulation.config for simulation, _ in told] == [config, config]
+    heard = Heard()
+    result = run(config, tmp_path / "run", callbacks=[heard])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert heard.begun == [0]
+    assert heard.evaluations == lines == result.history.evaluations
+    assert heard.rounds == [0, 1, 2, 3]
+    again = Heard()
+    run(config, tmp_path / "run", resume=True, callbacks=[again])
+    assert (again.begun, again.rounds, again.evaluations) == ([4], [], [])
 
 
 def test_half_a_line_is_cut_off(tmp_path):
@@ -146,14 +165,14 @@ def test_folders_in_use_are_refused(tmp_path, monkeypatch, capsys):
     invoke(*SMALL, "--rounds", 1, "--out", out)
     said = fail(*SMALL, "--out", out, monkeypatch=monkeypatch, capsys=capsys)
     assert "holds another run" in said
-    from cyber0.simulation.folder import Folder
+    from cyber0.simulation.folder import RunFolder
 
-    held = Folder.resume(out)
+    held = RunFolder.resume(out)
     said = fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
     held.close()
     assert "in use by another run" in said
     assert "holds no run" in fail("--resume", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
-    assert "give no other" in fail("--resume", out, "--lr", 1, monkeypatch=monkeypatch, capsys=capsys)
+    assert "would make it another one" in fail("--resume", out, "--lr", 1, monkeypatch=monkeypatch, capsys=capsys)
     (out / "scalars.f32").write_bytes(b"")
     assert "it was cut off" in fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
 
@@ -195,9 +214,9 @@ def test_what_a_resume_cuts_off_can_be_cut_off_again(tmp_path):
     whole = (out / "scalars.f32").read_bytes()
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:9])
-    from cyber0.simulation.folder import Folder
+    from cyber0.simulation.folder import RunFolder
 
-    folder = Folder.resume(out)  # as far as a process came that was then killed
+    folder = RunFolder.resume(out)  # as far as a process came that was then killed
     folder.aggregates(1, 8)
     folder.close()
     assert whole.startswith((out / "scalars.f32").read_bytes())

@@ -15,7 +15,7 @@ from tests import processes
 
 from cyber0.config import RunConfig
 from cyber0.protocol.export import to_bytes
-from cyber0.simulation.folder import Folder
+from cyber0.simulation.folder import RunFolder
 from cyber0.study.folder import StudyFolder
 from cyber0.study.recipe import Recipe
 from cyber0.study.study import study
@@ -124,7 +124,7 @@ def test_a_changed_bit_is_found(whole, tmp_path):
 def test_a_folder_in_use_is_left_alone(tmp_path):
     folder = cut_off(JOB, tmp_path, 7)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    held = Folder.resume(folder)
+    held = RunFolder.resume(folder)
     outcome, first = gone_on(JOB, tmp_path)
     held.close()
     assert first is None
@@ -159,7 +159,7 @@ def test_what_failed_goes_on_unless_its_code_may_be_mended(tmp_path):
     recipe = Recipe.of({"seeds": 1, "base": SMALL, "axes": {"rule": ["cwtm", "my_rules:mine"]}})
     with StudyFolder(tmp_path / "study", recipe) as folder:
         for job in jobs_of(recipe, {}):
-            Folder.begun(folder.unfinished / job.name, job.config).close()
+            RunFolder.begun(folder.unfinished / job.name, job.config).close()
             folder.keep(Outcome(job, [], "out of memory"))
     assert [path.name for path in folder.unfinished.iterdir()] == ["cwtm_seed0"]
 

@@ -365,7 +365,7 @@ def test_clients_learn_though_one_lies(folder):
     keys = {"mu": 0.0, "directions": 256, "rounds": 12, "lr": 0.3, "partition": "iid", "attack": "sf"}
     task = task_of(folder, "encoder")
     loss = evaluate(task, task.build(0)).loss
-    summary = run(config_of(folder, "encoder", ", adapter='lora(rank=2)'", **keys))
+    summary = run(config_of(folder, "encoder", ", adapter='lora(rank=2)'", **keys)).summary
     assert summary["final_loss"] < loss - 0.01
 
 

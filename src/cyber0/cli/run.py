@@ -1,7 +1,6 @@
 """`cyber0 run`: one simulated federation, from a recipe, from options, or from both."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 from shlex import quote
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.console import Console
 
+from cyber0.callbacks import Callback
 from cyber0.cli.errors import keeping
 from cyber0.cli.recipe import read_recipe
 from cyber0.config import Agreement, MachineOptions, Options, RunConfig, SimulationOptions
@@ -75,8 +75,13 @@ def run(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Continue the run in this folder; it ends as if it had not been stopped.", show_default=False
+            help="Continue the run in this folder to the same model; with --rounds, extend it by more rounds.",
+            show_default=False,
         ),
+    ] = None,
+    callback: Annotated[
+        list[str] | None,
+        typer.Option(help="A cyber0.Callback of yours, as package.module:object. Repeatable.", show_default=False),
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the configuration as a recipe and stop.")
@@ -90,18 +95,24 @@ def run(
         typer.echo(config.to_toml(), nl=False)
         return
     require("torch", extra="train")
-    _simulate(config, resume or out, resuming=resume is not None)
+    _simulate(config, resume or out, callback or [], resuming=resume is not None)
 
 
 def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None, resume: Path | None) -> RunConfig:
     if resume is None:
         config = RunConfig(**{**read_recipe(recipe), **given})
         return config.model_copy(update=_resolved(config))
-    if recipe or given or out:
-        raise InvalidConfig(f"--resume {resume} takes its configuration from that folder: give no other")
-    from cyber0.simulation.folder import Folder
+    fixed = [key for key in given if key != "rounds" and key not in MachineOptions.model_fields]
+    if recipe or out or fixed:
+        other = f"--{fixed[0].replace('_', '-')}" if fixed else "a recipe" if recipe else "--out"
+        raise InvalidConfig(
+            f"--resume {resume} continues the run in that folder: {other} would make it another one; only --rounds, to "
+            "extend it, and options of this machine can be given"
+        )
+    from cyber0.simulation.folder import RunFolder
 
-    return Folder.configuration(resume)
+    config = RunFolder.configuration(resume)
+    return config.updated(**given, **_resolved(config.updated(**given))) if given else config
 
 
 def _resolved(config: RunConfig) -> dict[str, str]:
@@ -110,18 +121,39 @@ def _resolved(config: RunConfig) -> dict[str, str]:
     return {key: str(Path(folder).resolve()) for key, folder in folders.items() if folder}
 
 
-def _simulate(config: RunConfig, folder: Path | None, *, resuming: bool) -> None:
-    from cyber0.simulation.run import run as simulate
+def _simulate(config: RunConfig, folder: Path | None, callbacks: list[str], *, resuming: bool) -> None:
+    from cyber0.simulation import run as play
 
     console = Console(soft_wrap=True)
     with keeping(lambda: _kept(folder)):
         console.print(_title(config), markup=False, highlight=False)
         with Progress(console, "", config.rounds) as progress:
-            begin = None if resuming else partial(_introduce, console, progress)
-            summary = simulate(config, folder, resume=resuming, watch=partial(_watch, progress), begin=begin)
-    _print(console, {name: _readable(name, value) for name, value in summary.items()})
+            shown = _Shown(console, progress, introduce=not resuming)
+            result = play(config, folder, callbacks=[shown, *callbacks], resume=resuming)
+    _print(console, {name: _readable(name, value) for name, value in result.summary.items() if name != "dropped_votes"})
+    for client, votes in result.summary.get("dropped_votes", {}).items():
+        _print(console, {f"dropped of {client}": f"{votes}"})
     if folder:
         _print(console, {"written to": str(folder)})
+
+
+class _Shown(Callback):
+    """Shows how far a run is and what its last evaluation found."""
+
+    def __init__(self, console: Console, progress: Progress, *, introduce: bool) -> None:
+        self.console, self.progress, self.introduce = console, progress, introduce
+        self.latest = ""
+
+    def after_round(self, run: Any, round: Any) -> None:  # noqa: A002, ARG002
+        """Advance the display."""
+        self.progress.update(round.number + 1, self.latest)
+
+    def after_evaluation(self, run: Any, evaluation: Mapping[str, Any]) -> None:
+        """Show an evaluation; before a language model is trained for hours, also what it is like."""
+        self.latest = _evaluation(evaluation)
+        self.progress.update(evaluation["round"], self.latest, news=True)
+        if evaluation["round"] == 0 and self.introduce and run.config.model is not None:
+            _introduce(self.console, run, evaluation)
 
 
 def _kept(folder: Path | None) -> str:
@@ -137,11 +169,7 @@ def _title(config: RunConfig) -> str:
     return f"{what}: {liars}, rule {config.rule}, attack {config.attack}, {config.rounds:,} rounds, seed {config.seed}"
 
 
-def _introduce(console: Console, progress: Progress, simulation: Any, first: dict[str, Any]) -> None:
-    """Show the first evaluation; of a language model also what it is like, before it is trained for hours."""
-    progress.update(0, _evaluation(first), news=True)
-    if simulation.config.model is None:
-        return
+def _introduce(console: Console, simulation: Any, first: Mapping[str, Any]) -> None:
     from cyber0.tasks.text.report import describe
 
     known = simulation.task, simulation.parameters.module, simulation.config, simulation.device
@@ -151,12 +179,7 @@ def _introduce(console: Console, progress: Progress, simulation: Any, first: dic
         _print(console, {"learning rate": rate})
 
 
-def _watch(progress: Progress, played: Any, line: dict[str, Any]) -> None:
-    done = played.number + 1
-    progress.update(done, _evaluation(line), news=done == line["round"])
-
-
-def _evaluation(line: dict[str, Any]) -> str:
+def _evaluation(line: Mapping[str, Any]) -> str:
     """Return an evaluation in a few words; a task without classes has no accuracy, a model that diverged no loss."""
     accuracy = "" if line.get("accuracy") is None else f"accuracy {line['accuracy']:.1%}, "
     loss = "not a number" if line["loss"] is None else f"{line['loss']:.3f}"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cyber0.client import Client
 from cyber0.config import Agreement
 from cyber0.directions.select import host
-from cyber0.errors import InvalidConfig, NonFiniteLoss
+from cyber0.errors import InvalidConfig
 from cyber0.estimate import full_precision
 from cyber0.layerwise.measure import LayerwiseEstimate
 from cyber0.participant import build_participant, load_task
@@ -65,11 +65,8 @@ class LocalModel:
 
     def vote(self, round: int) -> bytes:  # noqa: A002
         """Return what it measures in a round; NaN where its loss is not finite, which is not counted."""
-        try:
-            with full_precision():
-                return to_wire(self._client.vote(round))
-        except NonFiniteLoss:
-            return to_wire(np.full(self.plan.scalars, np.nan))
+        with full_precision():
+            return to_wire(self._client.vote(round))
 
     def advance(self, first: int, scalars: bytes) -> None:
         """Take the commits of consecutive rounds, in one pass if there are many.

@@ -10,6 +10,9 @@
 3
 """
 
-from cyber0.simulation.simulation import Round, Simulation
+from cyber0.simulation.history import History
+from cyber0.simulation.result import Result
+from cyber0.simulation.run import open_run, run
+from cyber0.simulation.simulation import Simulation
 
-__all__ = ["Round", "Simulation"]
+__all__ = ["History", "Result", "Simulation", "open_run", "run"]

@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from cyber0.aggregation.registry import is_ours
-from cyber0.attacks.registry import searches
-from cyber0.attacks.scene import namespace
+from cyber0.aggregation import is_ours, namespace
+from cyber0.callbacks import Round
 from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.estimate import full_precision
-from cyber0.protocol.decide import admissible
+from cyber0.protocol.decide import admissible, decide
 from cyber0.simulation.population import Indices
-from cyber0.simulation.simulation import Round, Simulation, learner_of, placed
+from cyber0.simulation.simulation import Simulation, learner_of, placed
 from cyber0.tasks.task import Task
 
 __all__ = ["Ensemble", "shape_of"]
@@ -41,7 +40,7 @@ class Ensemble:
     >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
     >>> ensemble = Ensemble([RunConfig(seed=seed, **small) for seed in (1, 2, 3)])
     >>> for rounds in ensemble.play():
-    ...     print([round.admitted for round in rounds])
+    ...     print([len(round.admitted) for round in rounds])
     [5, 5, 5]
     [5, 5, 5]
     """
@@ -67,37 +66,45 @@ class Ensemble:
         present = np.arange(self.simulations[0].config.clients)
         for t in range(self.simulations[0].config.rounds):
             with full_precision():
-                votes = placed(self._learner.votes(t, present))
-            told = self._lies(t, present, votes)
-            results = self._results(told)
-            both = zip(self.simulations, told, results, strict=True)
-            rounds = [simulation.conclude(t, present, own, result) for simulation, own, result in both]
+                honest = placed(self._learner.votes(t, present))
+            sent = self._with_lies(t, present, honest)
+            aggregates = self._aggregates(sent)
+            rounds = [
+                simulation.conclude(t, present, honest[run], sent[run], aggregates[run])
+                for run, simulation in enumerate(self.simulations)
+            ]
             for simulation in self.simulations:
                 simulation.rounds += 1
             yield rounds
+        for simulation in self.simulations:
+            simulation.parameters.settle()
 
-    def _lies(self, t: int, present: Indices, votes: Any) -> Any:
-        """What is told in all runs, [runs, rows, present, width]; attacks that are searched for, run by run at once."""
-        told = namespace(votes).asarray(votes, copy=True)
+    def _with_lies(self, t: int, present: Indices, votes: Any) -> Any:
+        """Return what is sent in all runs, [runs, rows, present, width]; attacks that are searched for, at once."""
+        sent = namespace(votes).asarray(votes, copy=True)
         for runs in self._grouped(lambda s: (s.config.attack, s.config.rule, s.config.byzantine)):
             first = self.simulations[runs[0]]
-            if searches(first.attack):
-                told[runs] = first.lie(t, present, votes[runs])
+            if first.attack.searches and is_ours(first.rule):
+                sent[runs] = first.with_lies(t, present, votes[runs])
+                reports = first.attack.reports
+                for place, run in enumerate(runs):
+                    self.simulations[run].attack.reports = {name: value[place] for name, value in reports.items()}
                 continue
             for run in runs:
-                told[run] = self.simulations[run].lie(t, present, votes[run])
-        return told
+                sent[run] = self.simulations[run].with_lies(t, present, votes[run])
+        return sent
 
-    def _results(self, told: Any) -> list[Any]:
-        """What the rule of each run makes of what is told there; None where somebody's vote is none."""
-        results: list[Any] = [None] * len(told)
-        if not admissible(told).all():
-            return results
+    def _aggregates(self, sent: Any) -> list[Any]:
+        """Return what the rule of each run makes of its votes; None where a run must be decided by itself."""
+        found: list[Any] = [None] * len(sent)
+        if not admissible(sent).all():
+            return found
         for runs in self._grouped(lambda s: (s.config.rule, s.config.byzantine)):
-            if is_ours(self.simulations[runs[0]].rule):
-                for run, result in zip(runs, self.simulations[runs[0]].aggregate(told[runs]), strict=True):
-                    results[run] = result
-        return results
+            first = self.simulations[runs[0]]
+            if is_ours(first.rule):
+                for run, aggregate in zip(runs, decide(first.rule, sent[runs], first.config.byzantine), strict=True):
+                    found[run] = aggregate
+        return found
 
     def _grouped(self, key: Callable[[Simulation], Any]) -> list[list[int]]:
         """The numbers of the runs that have the same key."""

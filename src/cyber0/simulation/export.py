@@ -3,15 +3,14 @@
 A round in which too few voted changed nothing. Its scalars are zeros there, which change nothing either.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cyber0.callbacks import Round
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidExport
 from cyber0.protocol.chain import Seal
@@ -19,9 +18,9 @@ from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import History
 from cyber0.protocol.records import to_wire
 from cyber0.simulation.ensemble import Ensemble
-from cyber0.simulation.folder import Folder, Line
-from cyber0.simulation.run import MetricsLog
-from cyber0.simulation.simulation import Round, Simulation
+from cyber0.simulation.folder import Line, RunFolder
+from cyber0.simulation.metrics import MetricsLog
+from cyber0.simulation.simulation import Simulation
 from cyber0.tasks.task import Task
 
 __all__ = ["Record", "from_folder", "recorded", "renamed"]
@@ -63,7 +62,7 @@ def recorded(
     configs: Sequence[RunConfig],
     watch: Callable[[int], None] | None = None,
     task: Task | None = None,
-    folder: Folder | None = None,
+    folder: RunFolder | None = None,
 ) -> list[tuple[list[Line], History | None]]:
     """Play runs of one shape as one batch; of each, its evaluations and its summary, and the run itself.
 
@@ -94,7 +93,7 @@ def recorded(
     return [([*kept.lines, kept.summary()], None if record is None else record.history()) for kept, record in ended]
 
 
-def _begin(runs: list[Simulation], folder: Folder | None) -> tuple[list[MetricsLog], list[Record | None]]:
+def _begin(runs: list[Simulation], folder: RunFolder | None) -> tuple[list[MetricsLog], list[Record | None]]:
     """What is kept of runs as they are played, with all that was played before."""
     records = [Record(run) if run.config.algorithm == "cyber0" else None for run in runs]
     logs = [MetricsLog(run, folder, share=1 / len(runs)) for run in runs]
@@ -103,29 +102,33 @@ def _begin(runs: list[Simulation], folder: Folder | None) -> tuple[list[MetricsL
     return logs, records
 
 
-def from_folder(path: Path, data: str | None = None, model: str | None = None) -> History:
-    """The run in a folder, up to its last evaluation; `data` and `model` say where they are now, if elsewhere.
+def from_folder(path: Path, data: str | None = None, model: str | None = None, task: Task | None = None) -> History:
+    """Return the run in a folder, up to its last evaluation; `data` and `model` say where they are now, if elsewhere.
 
     The initial weights are built anew, since the folder has only their fingerprint.
 
     >>> from tempfile import mkdtemp
     >>> from cyber0.simulation.run import run
     >>> folder = Path(mkdtemp()) / "run"
-    >>> summary = run(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2), folder)
-    >>> f"{from_folder(folder).seal.fingerprint:016x}" == summary["model_fingerprint"]
+    >>> result = run(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2), folder)
+    >>> f"{from_folder(folder).seal.fingerprint:016x}" == result.fingerprint
     True
     """
-    config = Folder.configuration(path)
+    folder = RunFolder.read(path)
+    if not folder.lines:
+        raise InvalidExport(f"{path} holds no evaluation yet: there is nothing to export")
     here = {key: value for key, value in (("data", data), ("model", model)) if value is not None}
-    simulation = Simulation(config.updated(**here, device="cpu"))
-    identity, lines = _identity(simulation, config), _lines(path)
-    if (found := f"{simulation.parameters.fingerprint():016x}") != lines[0].get("model"):
+    simulation = Simulation(folder.config.updated(**here, device="cpu"), task)
+    identity, last = _identity(simulation, folder.config), folder.lines[-1]["round"]
+    if (found := f"{simulation.parameters.fingerprint():016x}") != folder.lines[0].get("model"):
         raise InvalidExport(
-            f"{path} began with a model of fingerprint {lines[0].get('model')}, but this one has {found}: "
+            f"{path} began with a model of fingerprint {folder.lines[0].get('model')}, but this one has {found}: "
             "give it the same by --model and --data"
         )
-    scalars = _changes(_aggregates(path, lines[-1]["round"], identity))
-    return _sealed(History(identity, scalars), _fingerprint(path, lines[-1]["round"]))
+    scalars = _changes(folder.aggregates(identity.plan.rows, identity.plan.directions))
+    summary = folder.summary
+    ended = summary is not None and summary["rounds"] == last
+    return _sealed(History(identity, scalars), int(summary["model_fingerprint"], 16) if ended and summary else None)
 
 
 def renamed(run: History, model: str | None) -> History:
@@ -160,37 +163,3 @@ def _changes(aggregates: NDArray[np.float32]) -> bytes:
 
 def _sealed(run: History, fingerprint: int | None) -> History:
     return run if fingerprint is None else replace(run, seal=Seal.of(run.head, fingerprint))
-
-
-def _lines(path: Path) -> list[Line]:
-    """The evaluations that are written whole: the run may be going on."""
-    metrics = path / "metrics.jsonl"
-    try:
-        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
-        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        _ = [line["round"] for line in lines]
-    except (ValueError, TypeError, KeyError) as error:
-        raise InvalidConfig(f"{metrics} is damaged: {error}") from None
-    if not lines:
-        raise InvalidExport(f"{path} holds no evaluation yet: there is nothing to export")
-    return lines
-
-
-def _aggregates(path: Path, rounds: int, identity: Identity) -> NDArray[np.float32]:
-    plan, scalars = identity.plan, path / "scalars.f32"
-    found: Any = np.fromfile(scalars, dtype="<f4", count=rounds * plan.scalars) if scalars.exists() else np.empty(0)
-    if len(found) < rounds * plan.scalars:
-        raise InvalidConfig(
-            f"{scalars} has {len(found)} scalars, not {rounds} rounds of {plan.scalars}: it was cut off"
-        )
-    return found.reshape(rounds, plan.rows, plan.directions)
-
-
-def _fingerprint(path: Path, rounds: int) -> int | None:
-    """That of the run's final model; None while it is going on."""
-    summary = path / "summary.json"
-    try:
-        found: Line = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-        return int(found["model_fingerprint"], 16) if found.get("rounds") == rounds else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidConfig(f"{summary} is damaged: remove it, and `cyber0 run --resume` the run") from error

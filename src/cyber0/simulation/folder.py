@@ -3,54 +3,58 @@
 config.toml        the complete configuration: `cyber0 run config.toml` runs it again
 metrics.jsonl      a line for each evaluation, written as it goes
 scalars.f32        what was aggregated in each round, little-endian float32; NaN where too few voted
+attack-N.json      what an attack with memory remembers after N rounds, of the last evaluation
+votes/             with keep="votes": every round's votes, a file for each evaluation
 summary.json       the outcome
 model.safetensors  the final weights
 """
 
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cyber0.callbacks import Round
 from cyber0.config import RunConfig, load
 from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
 from cyber0.files import lock_folder, write_atomically
+from cyber0.simulation.history import pack_rounds, unpack_rounds
 
-__all__ = ["Folder"]
+__all__ = ["Line", "RunFolder"]
 
 FILES = ("config.toml", "metrics.jsonl", "scalars.f32", "summary.json", "model.safetensors")
 NEEDED = ("round", "accuracy", "loss", "votes", "skipped", "seconds")  # of an evaluation, to go on from it
 Line = dict[str, Any]
 
 
-class Folder:
-    """A run's folder, held by one process at a time; made by `Folder.new`, `Folder.resume` or `Folder.begun`.
+class RunFolder:
+    """A run's folder. `new`, `resume` and `begun` hold it for writing, by one process at a time; `read` only looks.
 
     >>> from tempfile import mkdtemp
-    >>> folder = Folder.new(Path(mkdtemp()) / "run", RunConfig(rounds=2))
+    >>> folder = RunFolder.new(Path(mkdtemp()) / "run", RunConfig(rounds=2))
     >>> line = {"round": 1, "accuracy": 0.5, "loss": 1.2, "votes": 40, "skipped": 0, "seconds": 0.1}
     >>> folder.append(np.ones((1, 1, 64)), line)
     >>> folder.close()
-    >>> folder = Folder.resume(folder.path)
+    >>> folder = RunFolder.read(folder.path)
     >>> folder.lines == [line]
     True
     >>> folder.aggregates(rows=1, width=64).shape
     (1, 1, 64)
-    >>> folder.close()
     """
 
-    def __init__(self, path: Path, config: RunConfig, lock: Any) -> None:
+    def __init__(self, path: Path, config: RunConfig, lock: Any = None) -> None:
         self.path, self.config, self._lock = path, config, lock
         self.lines = self._whole_lines()
 
     @classmethod
-    def new(cls, path: Path, config: RunConfig) -> "Folder":
+    def new(cls, path: Path, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run; one that holds files of another run is refused, and left as it is."""
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -65,19 +69,37 @@ class Folder:
         return cls(path, config, lock)
 
     @classmethod
-    def resume(cls, path: Path) -> "Folder":
-        """Open the folder of a run that was stopped."""
-        config = cls.configuration(path)
+    def resume(cls, path: Path, config: RunConfig | None = None) -> "RunFolder":
+        """Open the folder of a run that was stopped, or that has ended and is to be extended by more rounds.
+
+        `config` is that of the folder, but for more rounds and for what belongs to this machine.
+        """
+        kept = cls.configuration(path)
+        config = config or kept
+        if not kept.updated(rounds=config.rounds, horizon=config.horizon).same_run(config):
+            raise InvalidConfig(f"{path} holds another run: only rounds and options of this machine may change")
         with _writing(path):
             lock = lock_folder(path, "run")
         try:
-            return cls(path, config, lock)
+            folder = cls(path, config, lock)
+            folder._extend(kept.rounds)
         except BaseException:
             lock.close()
             raise
+        return folder
+
+    def _extend(self, asked: int) -> None:
+        """Write down that there are to be more rounds than were asked for; rounds that were played stay."""
+        played = self.lines[-1]["round"] if self.lines else 0
+        if self.config.rounds < played:
+            raise InvalidConfig(f"rounds = {self.config.rounds}: {played} rounds have been played; give more")
+        if self.config.rounds != asked:
+            for name in ("summary.json", "model.safetensors"):
+                (self.path / name).unlink(missing_ok=True)
+            write_atomically(self.path / "config.toml", self.config.to_toml())
 
     @classmethod
-    def begun(cls, path: Path, config: RunConfig) -> "Folder":
+    def begun(cls, path: Path, config: RunConfig) -> "RunFolder":
         """Open the folder of a run that may have been begun there; what is damaged, or another run's, is removed.
 
         It is the same run wherever its data and its model are, and on any device.
@@ -94,9 +116,14 @@ class Folder:
             write_atomically(path / "config.toml", config.to_toml())
         return cls(path, config, lock)
 
+    @classmethod
+    def read(cls, path: Path) -> "RunFolder":
+        """Look into the folder of a run, which may be going on."""
+        return cls(path, cls.configuration(path))
+
     @staticmethod
     def configuration(path: Path) -> RunConfig:
-        """What the run in a folder was asked to do."""
+        """Return what the run in a folder was asked to do."""
         if not (path / "config.toml").exists():
             raise InvalidConfig(f"{path} holds no run: there is no config.toml in it")
         keys = load(path / "config.toml")
@@ -106,30 +133,86 @@ class Folder:
             raise InvalidConfig(f"{path / 'config.toml'} is not complete: it lacks {', '.join(missing)}")
         return config
 
+    @property
+    def summary(self) -> Line | None:
+        """The outcome; None while the run has not ended."""
+        path = self.path / "summary.json"
+        try:
+            found: Line | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            _ = None if found is None else (found["rounds"], int(found["model_fingerprint"], 16))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidConfig(f"{path} is damaged: remove it, and `cyber0 run --resume` the run") from error
+        return found
+
+    @property
+    def weights(self) -> Path:
+        """The file of the final weights."""
+        return self.path / "model.safetensors"
+
     def aggregates(self, rows: int, width: int) -> NDArray[np.float32]:
-        """What was aggregated up to the last evaluation, [rounds, rows, width]; what came after it is cut off."""
+        """Return what was aggregated up to the last evaluation, [rounds, rows, width].
+
+        What came after it is cut off by whoever holds the folder.
+        """
         scalars = self.path / "scalars.f32"
         size = (self.lines[-1]["round"] if self.lines else 0) * rows * width * 4
         found = scalars.stat().st_size if scalars.exists() else 0
         if found < size:
             raise InvalidConfig(f"{scalars} has {found} bytes, but metrics.jsonl tells of {size}: it was cut off")
-        if found > size:
+        if found > size and self._lock is not None:
             os.truncate(scalars, size)
-        data = scalars.read_bytes() if size else b""
+        data = scalars.read_bytes()[:size] if size else b""
         return np.frombuffer(data, dtype="<f4").reshape(-1, rows, width)
 
-    def append(self, aggregates: NDArray[Any], line: Line) -> None:
-        """Add rounds, [rounds, rows, width], then the evaluation at their end."""
+    def append(
+        self,
+        aggregates: NDArray[Any],
+        line: Line,
+        rounds: Sequence[Round] = (),
+        attack: dict[str, Any] | None = None,
+    ) -> None:
+        """Add the rounds since the last evaluation, [rounds, rows, width], then the evaluation at their end.
+
+        `rounds` are those whose votes are to be kept, `attack` is what an attack with memory remembers.
+        """
         with (self.path / "scalars.f32").open("ab") as file:
             file.write(np.asarray(aggregates, dtype="<f4").tobytes())
             file.flush()
             os.fsync(file.fileno())  # no evaluation outlives what led to it, even where the machine goes down
+        if rounds:
+            (self.path / "votes").mkdir(exist_ok=True)
+            np.savez_compressed(self._votes(rounds[0].number), **pack_rounds(rounds, self.config.clients))
+        if attack is not None:
+            write_atomically(self._attack(line["round"]), json.dumps(attack))
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
+        if attack is not None:
+            for other in self.path.glob("attack-*.json"):
+                if other != self._attack(line["round"]):
+                    other.unlink()
+
+    def rounds(self) -> list[Round]:
+        """Return the rounds whose votes were kept, up to the last evaluation."""
+        last = self.lines[-1]["round"] if self.lines else 0
+        found: list[Round] = []
+        for path in sorted((self.path / "votes").glob("*.npz")):
+            with np.load(path, allow_pickle=False) as arrays:
+                found += [each for each in unpack_rounds(arrays) if each.number < last]
+        return found
+
+    def attack_state(self) -> dict[str, Any] | None:
+        """Return what an attack with memory remembered at the last evaluation; None if nothing was kept."""
+        path = self._attack(self.lines[-1]["round"])
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def finish(self, summary: Line, tensors: dict[str, Any]) -> None:
         """Write the final weights and the outcome."""
-        require("safetensors.torch", extra="train").save_file(tensors, self.path / "model.safetensors")
+        draft = self.path / "model.safetensors.tmp"
+        draft.touch()
+        mode = draft.stat().st_mode  # as the user's umask has it: safetensors writes files that only the owner can read
+        require("safetensors.torch", extra="train").save_file(tensors, draft)
+        draft.chmod(mode)
+        draft.replace(self.weights)
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def clear(self) -> None:
@@ -139,10 +222,17 @@ class Folder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _votes(self, first: int) -> Path:
+        return self.path / "votes" / f"{first:010}.npz"
+
+    def _attack(self, rounds: int) -> Path:
+        return self.path / f"attack-{rounds}.json"
 
     def _whole_lines(self) -> list[Line]:
-        """The evaluations that were written whole; half a line at the end is cut off, and played again."""
+        """Return the evaluations that were written whole; half a line at the end is cut off, and played again."""
         metrics = self.path / "metrics.jsonl"
         data = metrics.read_bytes() if metrics.exists() else b""
         whole = data.rfind(b"\n") + 1
@@ -151,7 +241,7 @@ class Folder:
             _ = [line[key] for line in lines for key in NEEDED]
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidConfig(f"{metrics} is damaged: {error}") from None
-        if whole < len(data):
+        if whole < len(data) and self._lock is not None:
             os.truncate(metrics, whole)
         return lines
 
@@ -168,3 +258,6 @@ def _writing(path: Path) -> Generator[None]:
 def _clear(path: Path) -> None:
     for name in reversed(FILES[1:]):  # evaluations last: without them what led to them would not be missed
         (path / name).unlink(missing_ok=True)
+    for state in path.glob("attack-*.json"):
+        state.unlink()
+    rmtree(path / "votes", ignore_errors=True)

@@ -115,8 +115,8 @@ class Sequential:
 
     def votes(self, t: int, present: Indices) -> Tensor:
         """Alg. 1, lines 3 to 11, for each client."""
-        told = [np.stack([clients[client].vote(t) for client in map(int, present)], 1) for clients in self._clients]
-        return torch.from_numpy(np.stack(told))  # pyright: ignore[reportUnknownMemberType]
+        votes = [np.stack([clients[client].vote(t) for client in map(int, present)], 1) for clients in self._clients]
+        return torch.from_numpy(np.stack(votes))  # pyright: ignore[reportUnknownMemberType]
 
     advance = staticmethod(Batched.advance)
 

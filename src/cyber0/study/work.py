@@ -144,12 +144,12 @@ def play(batch: Batch, watch: Callable[[int], None], unfinished: Path | None = N
 
 def _together(batch: Batch, watch: Callable[[int], None], unfinished: Path | None) -> list[Outcome]:
     from cyber0.simulation.export import recorded
-    from cyber0.simulation.folder import Folder
+    from cyber0.simulation.folder import RunFolder
 
     config = batch[0].config
     task = _task(config.task, config.data, config.source, config.model)
     if unfinished is not None and len(batch) == 1:
-        with closing(Folder.begun(unfinished / batch[0].name, config)) as folder:
+        with closing(RunFolder.begun(unfinished / batch[0].name, config)) as folder:
             found = recorded([config], watch, task, folder)
     else:
         found = recorded([job.config for job in batch], watch, task)
