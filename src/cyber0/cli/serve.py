@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from cyber0 import registry, tasks
+from cyber0.cli.errors import keeping
 from cyber0.cli.recipe import read_recipe
 from cyber0.cli.run import with_options
 from cyber0.config import Agreement, RunConfig
@@ -18,7 +19,6 @@ from cyber0.errors import InvalidConfig
 from cyber0.network.keys import check_name, federator_key, peer_name, server_credentials
 from cyber0.network.server import Federator
 from cyber0.network.show import showing
-from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import private_key
 from cyber0.protocol.sqlite import File
@@ -69,7 +69,8 @@ def serve(
     with File(ledger) as file:
         settings = Settings.of_ledger(file, asked, **timing)
         signer = key or (federator_key(tls) if tls else None)
-        asyncio.run(_serve(settings, file, listen, tls, None if signer is None else private_key(signer), linger))
+        with keeping(lambda: kept(file)):
+            asyncio.run(_serve(settings, file, listen, tls, None if signer is None else private_key(signer), linger))
 
 
 def _asked(
@@ -83,6 +84,19 @@ def _asked(
     registry.check("task", settings.agreement.task, tasks.NAMES)  # these two refuse what no client could play
     _ = settings.quorum
     return settings
+
+
+def kept(ledger: File) -> str:
+    """Return what a federator that stops leaves behind, and how to go on; nothing where the run is finished."""
+    if not ledger.founded:
+        return ""
+    rounds, all_rounds = ledger.head.rounds, ledger.identity.agreement.rounds
+    if rounds >= all_rounds:
+        return ""
+    return (
+        f"{rounds:,} of {all_rounds:,} rounds are kept in {ledger.path}; go on by cyber0 serve --ledger {ledger.path}, "
+        "with the same --listen and --tls"
+    )
 
 
 def names_of(roster: str) -> tuple[str, ...]:
@@ -127,7 +141,7 @@ def is_loopback(address: str) -> bool:
     return False
 
 
-async def _serve(settings: Settings, ledger: Ledger, listen: str, tls: Path | None, key: Any, linger: float) -> None:
+async def _serve(settings: Settings, ledger: File, listen: str, tls: Path | None, key: Any, linger: float) -> None:
     console = Console(soft_wrap=True)
     with showing(console) as show:
         federator = Federator(
@@ -137,7 +151,7 @@ async def _serve(settings: Settings, ledger: Ledger, listen: str, tls: Path | No
 
         def stop(number: int) -> None:
             signals.append(number)
-            federator.stop("it was told to; it may come back")
+            federator.stop(f"it was stopped by {signal.Signals(number).name}, and may come back")
 
         with suppress(NotImplementedError):  # not on every system
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -149,12 +163,12 @@ async def _serve(settings: Settings, ledger: Ledger, listen: str, tls: Path | No
                 await asyncio.wait_for(federator.over.wait(), 1.0)
             show.line()
         await federator.close()
-    _report(console, federator)
+    _report(console, federator, kept(ledger))
     if signal.SIGINT in signals:
         raise typer.Exit(130)
 
 
-def _report(console: Console, federator: Federator) -> None:
+def _report(console: Console, federator: Federator, left: str) -> None:
     lines = {
         "rounds": f"{federator.state.round:,} of {federator.settings.agreement.rounds:,}",
         "ended": federator.reason,
@@ -164,5 +178,7 @@ def _report(console: Console, federator: Federator) -> None:
         seals = federator.ledger.seals
         if seals and seals[-1].fingerprint is not None:
             lines["fingerprint"] = f"{seals[-1].fingerprint:016x}"
+    if left:
+        lines["kept"] = left
     for name, value in lines.items():
         console.print(f"{name:16} {value}", markup=False, highlight=False)
