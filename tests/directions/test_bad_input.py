@@ -55,7 +55,7 @@ def test_no_such_slice(call, message):
         (lambda: perturb(torch.zeros(4, 4).t()[:2], KEY, 1.0), "not contiguous"),
         (lambda: perturb(torch.zeros(4, dtype=torch.complex64), KEY, 1.0), "complex64"),
         (lambda: perturb(W, KEY, 1.0, out=np.zeros(7, dtype=np.float32)), "out has 7 values"),
-        (lambda: perturb(W, KEY, 1.0, out=torch.zeros(8)), "must match"),
+        (lambda: perturb(W, KEY, 1.0, out=torch.zeros(8)), "as many on the same device"),
         (lambda: perturb(W, KEY, float("nan")), "coefficient nan"),
         (lambda: perturb(W, KEY, 1e39), "not a finite float32"),
         (lambda: perturb_pair(W, KEY, 1.0, out=(W.copy(), np.zeros(8, dtype=np.uint16))), "of one type"),
@@ -76,9 +76,9 @@ def test_unknown_names_are_answered_with_the_known_ones():
 
 
 def test_a_backend_that_cannot_reach_the_array():
-    with pytest.raises(errors.BackendError, match="name a device="):
+    with pytest.raises(errors.BackendError, match="give a device="):
         sample(KEY, 5, backend="torch")
-    with pytest.raises(errors.BackendError, match="cannot reach device 'meta'"):
+    with pytest.raises(errors.BackendError, match="cannot use device 'meta'"):
         sample(KEY, 5, backend="cpu", device="meta")
 
 

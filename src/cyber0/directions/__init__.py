@@ -4,9 +4,9 @@
 >>> sample(DirectionKey(seed=7, round=0, epoch=0, index=1), size=4).round(3)
 array([ 1.148,  1.443, -0.275, -0.003], dtype=float32)
 
-Any slice of any direction is to be had without what lies before it, and the hot paths (`perturb`, `perturb_pair`,
-`descend`) never materialise one. Read on in `stream` (the definition, in 100 lines), `api` (the operations) and
-`docs/stream.md` (the specification).
+Any slice of a direction can be computed without the coordinates before it, and `perturb`, `perturb_pair` and `descend`
+never store a whole direction. `stream` is the definition, in 100 lines; `api` has the operations; `docs/stream.md` is
+the specification.
 """
 
 from cyber0.directions.api import combine, descend, fingerprint, matrix, perturb, perturb_pair, project, sample

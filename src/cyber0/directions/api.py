@@ -1,4 +1,4 @@
-"""The operations on directions: sample them, move weights along them, sum them, project on them."""
+"""Operations on directions: sample them, move weights along them, sum them, project on them."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -38,10 +38,10 @@ def sample(
     backend: str | Backend | None = None,
     device: Any = None,
 ) -> Any:
-    """Coordinates start .. start + size of a direction, in float32.
+    """Return coordinates start .. start + size - 1 of a direction, in float32.
 
-    A NumPy array, or a torch tensor on `device` where one is given. `dimension` is the length of the whole direction;
-    a slice of a `sphere` direction needs it, since its scale depends on all coordinates.
+    The result is a NumPy array, or a torch tensor if a `device` is given. `dimension` is the length of the whole
+    direction; a slice of a `sphere` direction needs it, since its scale depends on all coordinates.
 
     >>> sample(DirectionKey(seed=0x0123456789ABCDEF, round=3, epoch=2, index=1), 3)
     array([-0.52767867, -0.3393627 , -0.10535558], dtype=float32)
@@ -64,7 +64,7 @@ def matrix(
     backend: str | Backend | None = None,
     device: Any = None,
 ) -> Any:
-    """Whole directions as the rows of a matrix, `[len(keys), dimension]` in float32: for small models.
+    """Return whole directions as the rows of a matrix `[len(keys), dimension]` in float32, for small models.
 
     >>> keys = [DirectionKey(seed=1, round=0, index=r) for r in range(2)]
     >>> bool((matrix(keys, 5)[1] == sample(keys[1], 5)).all())
@@ -89,9 +89,9 @@ def perturb(
     dimension: int | None = None,
     backend: str | Backend | None = None,
 ) -> Any:
-    """Weights + scale * z, without materialising z; `weights` are coordinates start, start + 1, ...
+    """Return weights + scale * z, without storing z; `weights` are coordinates start, start + 1, ... of a model.
 
-    `out` may be float32 or bf16 (in NumPy: uint16, the bits of a bf16), or `weights` itself.
+    `out`, to write the result to, may be float32 or bf16 (in NumPy: uint16, the bits of a bf16), or `weights` itself.
 
     >>> perturb(np.ones(3, dtype=np.float32), DirectionKey(seed=0x0123456789ABCDEF, round=3, epoch=2, index=1), 0.5)
     array([0.73616064, 0.8303186 , 0.9473222 ], dtype=float32)
@@ -113,7 +113,7 @@ def perturb_pair(
     dimension: int | None = None,
     backend: str | Backend | None = None,
 ) -> tuple[Any, Any]:
-    """(weights + scale * z, weights - scale * z) from one generation of z.
+    """Return (weights + scale * z, weights - scale * z), generating z once.
 
     >>> plus, minus = perturb_pair(np.zeros(2, dtype=np.float32), DirectionKey(seed=1, round=0), 0.5)
     >>> bool((plus == -minus).all())
@@ -139,7 +139,7 @@ def combine(
     backend: str | Backend | None = None,
     device: Any = None,
 ) -> Any:
-    """0 + c z + c' z' + ..., each product and each sum rounded to float32, in the order given.
+    """Return 0 + c z + c' z' + ..., each product and each sum rounded to float32, in the order given.
 
     >>> keys = [DirectionKey(seed=1, round=0, index=r) for r in range(2)]
     >>> bool((combine(keys, [2.0, 0.0], 5) == 2 * sample(keys[0], 5)).all())
@@ -163,9 +163,9 @@ def descend(
     dimension: int | None = None,
     backend: str | Backend | None = None,
 ) -> Any:
-    """Weights - combine(keys, coefficients), in one pass; `out` may be `weights` itself.
+    """Return weights - combine(keys, coefficients), in one pass; `out` may be `weights` itself.
 
-    A bf16 result is rounded stochastically with 16 bits of the stream, those of the first key's seed and round.
+    A bf16 result is rounded stochastically, with 16 bits of the stream of the first key's seed and round.
 
     >>> keys = [DirectionKey(seed=1, round=0, index=r) for r in range(2)]
     >>> w = np.ones(5, dtype=np.float32)
@@ -187,9 +187,9 @@ def project(
     dimension: int | None = None,
     backend: str | Backend | None = None,
 ) -> Any:
-    """The inner product of a float32 vector with each direction, in float64, a chunk at a time.
+    """Return the inner product of a float32 vector with each direction, in float64, a chunk at a time.
 
-    A measurement, not a definition: its last bits depend on the device.
+    Unlike the other operations, its last bits depend on the device.
 
     >>> key = DirectionKey(seed=1, round=0)
     >>> project(sample(key, 1000, family="sphere"), [key], family="sphere").round(6)
@@ -208,9 +208,10 @@ def project(
 
 
 def fingerprint(weights: Any, *, start: int = 0, backend: str | Backend | None = None) -> int:
-    """A 64-bit hash of the weights' bits and positions: a sum, so in any order, in any chunks, on any device.
+    """Return a 64-bit hash of the weights' bits and positions, the same on every device.
 
-    bf16 weights hash as the float32 of the same value. It finds accidents, not forgeries.
+    It is a sum, so the fingerprint of a vector is the sum of those of its chunks, modulo 2**64. bf16 weights hash as
+    the float32 of the same value. It detects accidents, not forgeries.
 
     >>> w = np.arange(8, dtype=np.float32)
     >>> (fingerprint(w[:3]) + fingerprint(w[3:], start=3)) % 2**64 == fingerprint(w)
@@ -238,15 +239,10 @@ def prepare(
     backend: str | Backend | None,
     device: Any,
 ) -> tuple[Backend, Packed]:
-    """The backend for a device, and the directions packed for it, ready for any slice of them.
-
-    >>> backend, packed = prepare([DirectionKey(seed=1, round=0)], [0.5], "sphere", 100, "numpy", None)
-    >>> backend.name, len(packed)
-    ('numpy', 1)
-    """
+    """Return the backend for a device, and the directions packed for it, of which it can then compute any slice."""
     if len(keys) == 0 or len(keys) != len(coefficients):
         raise InvalidArray(
-            f"{len(keys)} keys and {len(coefficients)} coefficients: there must be as many, at least one"
+            f"{len(keys)} keys and {len(coefficients)} coefficients: give at least one key, and a coefficient for each"
         )
     values = np.asarray(coefficients, dtype=np.float64)
     with np.errstate(over="ignore"):
@@ -266,9 +262,10 @@ def fold(
     backend: str | Backend | None,
     device: Any,
 ) -> None:
-    """Descend by each row of packed [commits, directions] in turn; all units are 1, and found here for spheres.
+    """Descend by each row of packed [commits, directions] in turn, in place.
 
-    `tensors` are flat buffers on one device, each with its first coordinate.
+    `tensors` are flat buffers on one device, each with its first coordinate. All units in `packed` are 1; those of
+    spheres are computed here.
 
     >>> packed = pack([DirectionKey(seed=1, round=t) for t in range(2)], "gaussian", [1.0, 1.0], [0.5, 0.5])
     >>> w = np.ones(3, dtype=np.float32)
@@ -302,11 +299,14 @@ def _prepare_slice(
     return prepare(keys, coefficients, family, dimension, backend, device_of(flat))
 
 
-_UNITS: dict[tuple[DirectionKey, int], float] = {}  # a memo: the same on every backend and device
+_UNITS: dict[tuple[DirectionKey, int], float] = {}  # a cache: units are the same on every backend and device
 
 
 def _units(keys: Sequence[DirectionKey], dimension: int, backend: Backend, device: Any) -> list[float]:
-    """What scales Gaussian directions to length one; squared lengths are summed in integers, so in any order."""
+    """Return the factors that scale Gaussian directions to length one.
+
+    Squared lengths are sums of integers, so that they do not depend on the order of summation.
+    """
     known = {key: _UNITS.get((key, dimension)) for key in keys}
     missing = [key for key, unit in known.items() if unit is None]
     if missing:
@@ -326,7 +326,7 @@ def _unit(squared_lengths: list[int]) -> NDArray[np.float32]:
 
 
 def _flat(weights: Any, *outs: Any) -> tuple[Buffer, list[Buffer]]:
-    """`weights` and the outputs as flat buffers that share their memory; an output of None is made."""
+    """Return `weights` and the outputs as flat buffers that share their memory; allocate an output that is None."""
     flat = buffer(weights, "weights")
     made = [
         empty(len(flat), device_of(flat), bf16=flat.itemsize == 2) if out is None else buffer(out, "out")
@@ -335,18 +335,14 @@ def _flat(weights: Any, *outs: Any) -> tuple[Buffer, list[Buffer]]:
     for out in made:
         if len(out) != len(flat) or device_of(out) != device_of(flat):
             raise InvalidArray(
-                f"out has {len(out)} values on {device_of(out) or 'NumPy'}, weights {len(flat)} on "
-                f"{device_of(flat) or 'NumPy'}: they must match"
+                f"out has {len(out)} values on {device_of(out) or 'NumPy'}, but weights has {len(flat)} on "
+                f"{device_of(flat) or 'NumPy'}: they must have as many on the same device"
             )
     return flat, made
 
 
 def buffer(array: Any, name: str) -> Buffer:
-    """A NumPy array or torch tensor as the flat buffer that shares its memory, or an error that names it.
-
-    >>> buffer(np.zeros((2, 3), dtype=np.float32), "weights").shape
-    (6,)
-    """
+    """Return a NumPy array or torch tensor as a flat buffer that shares its memory; refuse any other, by its name."""
     if is_numpy(array):
         known = array.dtype in (np.float32, np.uint16)
         contiguous = array.flags.c_contiguous

@@ -1,4 +1,4 @@
-"""The backends `numpy` (the reference) and `torch` (any device): the stream's definition, a chunk at a time."""
+"""The backends `numpy` (the reference) and `torch` (any device): the definition of the stream, applied to chunks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)  # the finaliser 
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """A backend made of whole-array operations of the namespace `xp`; memory grows with `chunk`, not with the model."""
+    """A backend made of array operations of the namespace `xp`, on `chunk` coordinates at a time to save memory."""
 
     name: str
     xp: Any
@@ -85,7 +85,7 @@ class Elementwise:
         return family(self.xp, direction, start, size, device) * float(direction["unit"])
 
     def _bits(self, values: Any) -> Any:
-        """The 32 bits of float32 values, in int64."""
+        """Return the 32 bits of float32 values, as int64."""
         return self.xp.astype(values.view(self.xp.int32), self.xp.int64) & stream.MASK
 
     def _load(self, buffer: Buffer) -> Any:
@@ -94,7 +94,7 @@ class Elementwise:
         return self.xp.astype(self.xp.astype(buffer, self.xp.int64) << 16, self.xp.uint32).view(self.xp.float32)
 
     def _store(self, buffer: Buffer, values: Any) -> None:
-        """Round float32 to the buffer's type, to nearest, ties to even."""
+        """Write float32 values to a buffer, rounded to its type: to nearest, ties to even."""
         if buffer.dtype == self.xp.float32:
             buffer[:] = values
         else:
@@ -102,31 +102,21 @@ class Elementwise:
             self._store_bits(buffer, bits + 0x7FFF + ((bits >> 16) & 1))
 
     def _store_bits(self, buffer: Buffer, bits: Any) -> None:
-        """Keep the upper half of 32 bits, in a 16-bit buffer."""
+        """Write the upper halves of 32-bit words to a 16-bit buffer."""
         words = self.xp.astype((bits >> 16) & 0xFFFF, self.xp.int32)
         words = self.xp.astype(words - ((words >> 15) << 16), self.xp.int16)  # the same bits, as a signed word
         buffer.view(self.xp.int16)[:] = words
 
 
 def numpy_backend(chunk: int = 2**14) -> Elementwise:
-    """The reference: slow, and the definition every other backend is compared with.
-
-    >>> from cyber0.directions import DirectionKey, sample
-    >>> sample(DirectionKey(seed=1, round=0), 3, backend=numpy_backend(chunk=1000)).dtype
-    dtype('float32')
-    """
+    """Return the reference backend: slow, and what every other backend is compared with."""
     import array_api_compat.numpy as xp
 
     return Elementwise("numpy", xp, chunk)
 
 
 def torch_backend(chunk: int = 2**20) -> Elementwise:
-    """The same operations on torch tensors, on whatever device they live.
-
-    >>> from cyber0.directions import DirectionKey, sample
-    >>> sample(DirectionKey(seed=1, round=0), 3, backend=torch_backend(), device="cpu").dtype
-    torch.float32
-    """
+    """Return the backend that does the same operations on torch tensors, on any device."""
     import array_api_compat.torch as xp
 
     return Elementwise("torch", xp, chunk)

@@ -1,9 +1,9 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-"""The backend `triton`: the stream on a CUDA device, one pass over memory for each operation.
+"""The backend `triton`: the stream on a CUDA device, with one pass over memory for each operation.
 
-A kernel is compiled without fused multiply-adds, and reads its directions from device memory rather than from its
-arguments, so that a captured CUDA graph can be replayed with other rounds and coefficients. Tiles of 1,024
-coordinates are aligned to multiples of 1,024 of the direction, so that no tile crosses a block or a 2**32 boundary.
+Kernels are compiled without fused multiply-adds. They read directions from device memory rather than from their
+arguments, so that a captured CUDA graph can be replayed with other rounds and coefficients. A tile is 1,024 coordinates
+and starts at a multiple of 1,024, so that no tile crosses a block or a 2**32 boundary.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 @triton.jit
 def _words(tile, k0, k1, t, l, r, LANES: tl.constexpr, TILE: tl.constexpr):  # noqa: E741
-    """The words of a tile's blocks, of LANES coordinates each, in order."""
+    """Return the four words of each block of a tile; a block has LANES coordinates."""
     first = tile * (TILE // LANES)
     c0 = (first & 0xFFFFFFFF).to(tl.uint32) + tl.arange(0, TILE // LANES).to(tl.uint32)
     zero = c0 * 0
@@ -70,7 +70,7 @@ def _log(u):
 
 @triton.jit
 def _box_muller(a, b):
-    """As in stream.box_muller; octants and signs by bits, powers of two folded where that is exact."""
+    """Return what stream.box_muller does; octants and signs are taken from bits, and exact products are merged."""
     radius = tl.sqrt_rn(-2.0 * _log(((a >> 8).to(tl.int32) + 1).to(tl.float32) * 5.9604644775390625e-08))
     k = ((b >> 5) & 0xFFFFFF).to(tl.int32)
     k = tl.where((b & 0x20000000) != 0, 0x1000000 - k, k)
@@ -97,7 +97,7 @@ def _number(direction, i):
 
 @triton.jit
 def _z(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
-    """One tile of the direction that starts at `direction` in the table: eight words, as in key.PACKED."""
+    """Return one tile of the direction whose eight words (key.PACKED) start at `direction` in the table."""
     k0, k1, t = _word(direction, 0), _word(direction, 1), _word(direction, 2)
     l, r = _word(direction, 3), _word(direction, 4)  # noqa: E741
     if BITS:
@@ -115,7 +115,7 @@ def _z(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _here(first_tile, shift, size, TILE: tl.constexpr):
-    """The tile of this program, where the buffer's element of its first coordinate is, and which of them exist."""
+    """Return this program's tile, the index of its first coordinate in the buffer, its lanes, and which are inside."""
     pid = tl.program_id(0).to(tl.int64)
     base = pid * TILE - shift
     lane = tl.arange(0, TILE)
@@ -223,7 +223,7 @@ def _fingerprint(weights, total, first_tile, shift, size, TILE: tl.constexpr):
 
 
 def table(packed: Packed, device: Any) -> Any:
-    """The directions as kernels read them, in memory of the device that is yours to write: for captured graphs."""
+    """Return directions in new memory of a device, as kernels read them; a captured graph's may be overwritten."""
     return torch.frombuffer(bytearray(packed.tobytes()), dtype=torch.int32).to(device)
 
 
@@ -237,17 +237,13 @@ def _table(words: bytes, device: Any) -> Any:
 
 
 def _rows(packed: Packed) -> list[slice]:
-    """As many directions at a time as a grid has rows."""
+    """Return slices of the directions with as many as a grid can have rows."""
     return [slice(first, first + 65_535) for first in range(0, len(packed), 65_535)]
 
 
 @dataclass(frozen=True, slots=True)
 class Triton:
-    """The CUDA backend.
-
-    >>> Triton().name
-    'triton'
-    """
+    """The CUDA backend."""
 
     name: str = "triton"
 
@@ -287,14 +283,14 @@ class Triton:
 
 
 def move(weights: Any, table: Any, start: int, plus: Any, minus: Any, *, bits: bool = False) -> None:
-    """`Backend.move` with the direction already in device memory: what a captured graph replays."""
+    """Do what `Backend.move` does, with the direction already in device memory, so that a graph can be captured."""
     both = minus is not None
     pointers = (weights, plus, minus if both else plus, table)
     _launch(_move, pointers, start, plus.numel(), plus.device, BITS=bits, BOTH=both)
 
 
 def descend(weights: Any, table: Any, start: int, out: Any, *, bits: bool = False) -> None:
-    """`Backend.descend` with the directions already in device memory."""
+    """Do what `Backend.descend` does, with the directions already in device memory."""
     pointers = (out if weights is None else weights, out, table, table.numel() // 8)
     flags = {"BITS": bits, "SUM": weights is None, "BF16": out.dtype == torch.bfloat16}
     _launch(_descend, pointers, start, out.numel(), out.device, **flags)

@@ -1,4 +1,4 @@
-"""What names a direction, and the form in which kernels receive it."""
+"""The key that names a direction, and the packed form in which kernels receive it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ COMPRESSED_EPOCH = 2**32 - 1
 """The epoch reserved for the directions on which the `compressed` scheme projects."""
 
 ROUNDING = 0x524E4452  # "RNDR": the domain of the bits that round bf16 weights
-COORDINATES = 2**50  # how many coordinates a direction has: 2**48 blocks of four
+COORDINATES = 2**50  # the coordinates of a direction: 2**48 blocks of four
 
 _BITS = {"seed": 64, "round": 32, "epoch": 32, "index": 16}
 
@@ -43,9 +43,9 @@ scales the direction to its family (1/|z| for the sphere, else 1); `coefficient`
 
 @dataclass(frozen=True, slots=True)
 class DirectionKey:
-    """The name of one pseudorandom direction: everybody who holds it holds the direction.
+    """The key of one pseudorandom direction, from which anyone can compute it.
 
-    `seed` is the run's; `round`, `epoch` (local) and `index` are the paper's t, l, r, counted from 0.
+    `seed` is the seed of the run; `round`, `epoch` (local) and `index` are the paper's t, l and r, counted from 0.
 
     >>> DirectionKey(seed=7, round=3, index=1)
     DirectionKey(seed=7, round=3, epoch=0, index=1)
@@ -72,26 +72,26 @@ class DirectionKey:
 
 
 def check_family(family: str) -> None:
-    """Refuse a family that does not exist."""
+    """Raise UnknownName if there is no such family."""
     if family not in FAMILIES:
         raise UnknownName("family", family, FAMILIES)
 
 
 def check_slice(size: int, start: int, family: str, dimension: int | None) -> int:
-    """Refuse what is no slice of a direction; return the dimension it is a slice of."""
+    """Return the dimension of the direction of a slice; raise InvalidSize if there is no such slice."""
     check_family(family)
     if size < 1:
-        raise InvalidSize(f"size = {size}: a direction has at least one coordinate")
+        raise InvalidSize(f"size = {size}: it must be at least 1")
     if not 0 <= start <= COORDINATES - size:
         raise InvalidSize(f"start = {start}, size = {size}: coordinates run from 0 to 2**50 - 1")
     if dimension is None:
         if family == "sphere" and start > 0:
-            raise InvalidSize(f"start = {start}: a slice of a sphere direction needs dimension=, its whole length")
+            raise InvalidSize(f"start = {start}: a slice of a sphere direction also needs dimension=, its whole length")
         return start + size
     if dimension > COORDINATES:
         raise InvalidSize(f"dimension = {dimension}: a direction has at most 2**50 coordinates")
     if dimension < start + size:
-        raise InvalidSize(f"dimension = {dimension} ends before start + size = {start + size}")
+        raise InvalidSize(f"dimension = {dimension}: it must be at least start + size = {start + size}")
     return dimension
 
 
@@ -101,7 +101,7 @@ def pack(
     units: Sequence[float] | NDArray[Any],
     coefficients: Sequence[float] | NDArray[Any],
 ) -> NDArray[np.void]:
-    """The directions as kernels read them: an array of `PACKED`.
+    """Return directions as kernels read them: an array of `PACKED`.
 
     >>> pack([DirectionKey(seed=2**32 + 5, round=3, index=9)], "gaussian", [1.0], [0.5])[["k0", "k1", "t", "r"]].item()
     (5, 1, 3, 9)

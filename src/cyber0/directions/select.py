@@ -1,4 +1,4 @@
-"""Which backend serves an array, and the proof it must give before it is used."""
+"""Choose the backend for an array, and check it against known answers before it is first used."""
 
 import hashlib
 import warnings
@@ -19,7 +19,7 @@ from cyber0.extras import require
 
 __all__ = ["BACKENDS", "device_of", "empty", "get_backend", "host", "is_numpy", "proof"]
 
-PROOF = "988cc9e85841f270"  # of proof(), on every backend and device there is
+PROOF = "988cc9e85841f270"  # what proof() must return on every backend and device
 
 
 def _triton() -> Backend:
@@ -37,21 +37,17 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def device_of(array: Buffer) -> Any:
-    """The device a torch tensor lives on; None for a NumPy array.
-
-    >>> print(device_of(np.zeros(3)))
-    None
-    """
+    """Return the device of a torch tensor; None for a NumPy array."""
     return None if is_numpy(array) else array.device
 
 
 def is_numpy(array: Buffer) -> bool:
-    """Whether an array is NumPy's, rather than torch's."""
+    """Return whether an array is NumPy's, rather than torch's."""
     return isinstance(array, np.ndarray)
 
 
 def host(array: Buffer) -> Any:
-    """A CPU tensor as the NumPy array it shares memory with (bf16 as uint16); a NumPy array as it is.
+    """Return a CPU tensor as a NumPy array that shares its memory (bf16 as uint16); a NumPy array as it is.
 
     >>> import torch
     >>> host(torch.ones(2, dtype=torch.bfloat16))
@@ -65,7 +61,7 @@ def host(array: Buffer) -> Any:
 
 
 def empty(size: int, device: Any, *, bf16: bool = False) -> Buffer:
-    """An uninitialised buffer: a NumPy array where the device is None, else a tensor on it."""
+    """Return an uninitialised buffer: a NumPy array if the device is None, else a tensor on it."""
     if device is None:
         return np.empty(size, dtype=np.uint16 if bf16 else np.float32)
     torch = require("torch", extra="train")
@@ -74,7 +70,7 @@ def empty(size: int, device: Any, *, bf16: bool = False) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A CPU backend at the service of arrays it cannot reach itself: CPU tensors share memory, others are copied."""
+    """A NumPy backend applied to tensors: those on the CPU share their memory, others are copied there and back."""
 
     inner: Backend
 
@@ -111,8 +107,8 @@ class Hosted:
 
 @contextmanager
 def _borrow(*outs: Any) -> Generator[list[Any]]:
-    """The outputs as NumPy arrays; what is not in the CPU's memory is copied back in the end."""
-    copies = [out.cpu() for out in outs]  # a CPU tensor is its own
+    """Yield the outputs as NumPy arrays; copy those of other devices back at the end."""
+    copies = [out.cpu() for out in outs]  # a tensor on the CPU itself
     yield [host(copy) for copy in copies]
     for out, copy in zip(outs, copies, strict=True):
         if copy is not out:
@@ -120,7 +116,7 @@ def _borrow(*outs: Any) -> Generator[list[Any]]:
 
 
 def proof(backend: Backend, device: Any) -> str:
-    """A digest over each family and operation, unaligned, that every backend and device must agree on.
+    """Return a digest of each family and operation at unaligned positions, equal on every backend and device.
 
     >>> proof(numpy_backend(), None) == proof(get_backend(None, None), None)
     True
@@ -161,23 +157,22 @@ def _default_name(device: Any) -> str:
 
 
 def get_backend(backend: str | Backend | None, device: Any) -> Backend:
-    """The backend asked for, or the fastest for the device; proven on it, or refused.
+    """Return the backend asked for, or the fastest one for the device if none is.
 
-    >>> get_backend("numpy", None).name
-    'numpy'
+    Raise BackendError if it cannot serve the device, or does not give the known answers there.
     """
     chosen = _make(backend if backend is not None else _default_name(device))
     if device is not None and chosen.name in ("numpy", "cpu"):
         if device.type != "cpu":
-            raise BackendError(f"backend {chosen.name!r} cannot reach device {str(device)!r}: use 'torch' or 'triton'")
+            raise BackendError(f"backend {chosen.name!r} cannot use device {str(device)!r}: use 'torch' or 'triton'")
         chosen = Hosted(chosen)
     if device is None and chosen.name in ("torch", "triton"):
-        raise BackendError(f"backend {chosen.name!r} works on torch tensors: name a device=, or use 'numpy' or 'cpu'")
+        raise BackendError(f"backend {chosen.name!r} needs torch tensors: give a device=, or use 'numpy' or 'cpu'")
     if _proven(chosen, device):
         return chosen
     if backend is None and device is not None and device.type != "cpu":
         warnings.warn(
-            f"{device} does not give the stream's known answers: its directions come from the CPU",
+            f"{device} does not give the stream's known answers: its directions are computed on the CPU",
             stacklevel=3,
         )
         return Hosted(get_backend(None, None))

@@ -1,8 +1,8 @@
-"""The direction stream, version 1: its definition, in the operations every array library has.
+"""The definition of the direction stream, version 1, in operations that every array library has.
 
-Runs on NumPy and on torch, on any device, and gives the same bits everywhere, because it uses nothing but integer
-arithmetic and the float32 operations IEEE 754 rounds exactly (+, -, *, square root, comparison), one at a time and in
-this order: no fused multiply-add, no library logarithm, sine or cosine. `docs/stream.md` says the same in words.
+It runs on NumPy and torch, on any device, and gives the same bits everywhere, because it uses only integer arithmetic
+and the float32 operations that IEEE 754 rounds correctly (+, -, *, square root, comparison), one at a time and in this
+order: no fused multiply-add, no library logarithm, sine or cosine. `docs/stream.md` is the same definition in words.
 
 `xp` is an array namespace (array_api_compat.numpy or .torch). 32-bit words travel in int64 arrays, whose products wrap
 modulo 2**64, which keeps every bit a 32 x 32 -> 64 bit product needs.
@@ -27,7 +27,7 @@ LOG_POLYNOMIAL = (
 
 
 def philox4x32(counter: list[Array], key: tuple[int, int]) -> list[Array]:
-    """Philox4x32-10 (Salmon et al., 2011): four counter words and two key words in, four random words out.
+    """Return four random words from four counter words and two key words: Philox4x32-10 (Salmon et al., 2011).
 
     >>> zero = np.zeros(1, dtype=np.int64)
     >>> [hex(word[0]) for word in philox4x32([zero] * 4, (0, 0))]
@@ -43,7 +43,7 @@ def philox4x32(counter: list[Array], key: tuple[int, int]) -> list[Array]:
 
 
 def words(xp: Any, packed: np.void, first: int, count: int, device: Any, *, rounding: bool = False) -> list[Array]:
-    """The four words of blocks first .. first + count: counter (block, r | block >> 32 << 16, l, t)."""
+    """Return the four words of `count` blocks from `first` on: counter (block, r | block >> 32 << 16, l, t)."""
     block = xp.arange(first, first + count, dtype=xp.int64, device=device)
     one = xp.ones_like(block)
     k0, k1, t, l, r = (int(packed[name]) for name in ("k0", "k1", "t", "l", "r"))  # noqa: E741 (the paper's l)
@@ -53,7 +53,7 @@ def words(xp: Any, packed: np.void, first: int, count: int, device: Any, *, roun
 
 
 def box_muller(xp: Any, a: Array, b: Array) -> tuple[Array, Array]:
-    """Two independent normals from two words: sqrt(-2 log u) times the cosine and the sine of an angle."""
+    """Return two independent normals from two words: sqrt(-2 log u) times the cosine and the sine of an angle."""
     radius = _sqrt(xp, _log(xp, (xp.astype(a >> 8, xp.float32) + 1.0) * 2.0**-24) * -2.0)  # u in (0, 1], exact
     octant = b >> 29
     t = xp.astype((b >> 5) & 0xFFFFFF, xp.float32) * 2.0**-24  # where in the octant: [0, 1), exact
@@ -69,7 +69,7 @@ def box_muller(xp: Any, a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _log(xp: Any, u: Array) -> Array:
-    """The natural logarithm of u in (0, 1], by Cephes: exponent and a polynomial in the mantissa."""
+    """Return the natural logarithm of u in (0, 1], as Cephes does: exponent, and a polynomial in the mantissa."""
     bits = u.view(xp.int32)
     mantissa = ((bits & 0x007FFFFF) | 0x3F000000).view(xp.float32)  # [0.5, 1)
     low = mantissa < SQRT_HALF
@@ -86,12 +86,12 @@ def _log(xp: Any, u: Array) -> Array:
 
 
 def _sqrt(xp: Any, x: Array) -> Array:
-    """The correctly rounded square root, by way of float64: torch's float32 one is off by an ulp on some CPUs."""
+    """Return the correctly rounded square root, by way of float64: torch's in float32 is off by an ulp on some CPUs."""
     return xp.astype(xp.sqrt(xp.astype(x, xp.float64)), xp.float32)
 
 
 def gaussian(xp: Any, packed: np.void, start: int, size: int, device: Any) -> Array:
-    """Coordinates start .. start + size: coordinate p is lane p mod 4 of block p div 4."""
+    """Return coordinates start .. start + size - 1 of a Gaussian direction: p is value p mod 4 of block p div 4."""
     first, last = start // 4, (start + size + 3) // 4
     w = words(xp, packed, first, last - first, device)
     lanes = xp.stack([*box_muller(xp, w[0], w[1]), *box_muller(xp, w[2], w[3])], axis=1)
@@ -99,7 +99,10 @@ def gaussian(xp: Any, packed: np.void, start: int, size: int, device: Any) -> Ar
 
 
 def rademacher(xp: Any, packed: np.void, start: int, size: int, device: Any) -> Array:
-    """+1 where bit p mod 32 (lowest first) of word (p mod 128) div 32 of block p div 128 is set, else -1."""
+    """Return coordinates start .. start + size - 1 of a Rademacher direction.
+
+    Coordinate p is +1 if bit p mod 32 (lowest first) of word (p mod 128) div 32 of block p div 128 is set, else -1.
+    """
     first, last = start // 128, (start + size + 127) // 128
     w = xp.stack(words(xp, packed, first, last - first, device), axis=1)
     bits = (w[..., None] >> xp.arange(32, dtype=xp.int64, device=device)) & 1
@@ -108,7 +111,7 @@ def rademacher(xp: Any, packed: np.void, start: int, size: int, device: Any) -> 
 
 
 def halves(xp: Any, packed: np.void, start: int, size: int, device: Any) -> Array:
-    """The 16 bits that round coordinate p: half p mod 8 (low half of each word first) of block p div 8."""
+    """Return the 16 bits that round each coordinate p: half p mod 8 (low half of a word first) of block p div 8."""
     first, last = start // 8, (start + size + 7) // 8
     w = xp.stack(words(xp, packed, first, last - first, device, rounding=True), axis=1)
     pairs = xp.stack([w & 0xFFFF, w >> 16], axis=2)

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-"""Many tensors of a CUDA device in one launch: a model has hundreds, most of them small."""
+"""Move many tensors of a CUDA device in one launch: a model has hundreds, most of them small."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,12 +15,12 @@ from cyber0.directions.kernels import TILE, WARPS, _number, _rounding_bits, _z
 
 __all__ = ["Tensors", "descend_all", "descended", "gather", "load", "pair_all", "store"]
 
-ALIGNED = 16  # bytes that one thread loads or stores at a time, where it can
+ALIGNED = 16  # bytes that one thread can load or store at a time if they are aligned
 
 
 @triton.jit
 def _here(place, pid, ALIGNED: tl.constexpr, TILE: tl.constexpr):
-    """Of the tensor described at `place`: its address, this program's tile, and where in the tensor that begins."""
+    """Return, of the tensor described at `place`: its address, this program's tile, where that begins, and the size."""
     address, start, size, first = tl.load(place), tl.load(place + 1), tl.load(place + 2), tl.load(place + 3)
     tile = start // TILE + (pid - first)
     base = (pid - first) * TILE - start % TILE
@@ -31,7 +31,7 @@ def _here(place, pid, ALIGNED: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def load(at, base, size, TILE: tl.constexpr):
-    """A tile in float32; a whole one without a mask, which would cost the wide loads."""
+    """Return a tile in float32; a whole tile is read without a mask, which would prevent wide loads."""
     lane = tl.arange(0, TILE)
     if (base >= 0) & (base + TILE <= size):
         w = tl.load(at + base + lane)
@@ -42,7 +42,7 @@ def load(at, base, size, TILE: tl.constexpr):
 
 @triton.jit
 def store(at, values, base, size, TILE: tl.constexpr):
-    """Values of the right type to a tile."""
+    """Write values, which have the right type, to a tile."""
     lane = tl.arange(0, TILE)
     if (base >= 0) & (base + TILE <= size):
         tl.store(at + base + lane, values)
@@ -52,7 +52,7 @@ def store(at, values, base, size, TILE: tl.constexpr):
 
 @triton.jit
 def descended(w, table, count, tile, BITS: tl.constexpr, TILE: tl.constexpr):
-    """Weights less the sum of c z over the directions in the table."""
+    """Return the weights less the sum of c z over the directions in the table."""
     u = tl.zeros([TILE], dtype=tl.float32)
     for i in range(count):
         u = u + _number(table + 8 * i, 7) * _z(table + 8 * i, tile, BITS, TILE)
@@ -105,9 +105,9 @@ def _pair_all(
 
 
 class Tensors:
-    """Flat buffers of one type on one CUDA device, with their first coordinates, as kernels look them up.
+    """Flat buffers of one type on one CUDA device, with their first coordinates, as a table that kernels read.
 
-    In the outputs of `pair_all` they lie one after the other, from `offsets` on, each at a multiple of 16 values.
+    In the outputs of `pair_all` they lie one after the other at `offsets`, which are multiples of 16 values.
     """
 
     def __init__(self, tensors: Sequence[tuple[Buffer, int]], tile: int = TILE, warps: int = WARPS) -> None:
@@ -127,7 +127,7 @@ class Tensors:
         self.owners = torch.from_numpy(np.repeat(np.arange(len(flats), dtype=np.int32), programs)).to(self.device)
 
     def launch(self, kernel: Any, *arguments: Any, bits: bool, **flags: Any) -> None:
-        """Run a kernel on all tiles of all tensors."""
+        """Launch a kernel on all tiles of all tensors."""
         flags |= {"BITS": bits, "BF16": self.bf16, "ALIGNED": self.aligned, "TILE": self.tile}
         with torch.cuda.device(self.device) if self.device.type == "cuda" else torch.no_grad():
             kernel[(len(self.owners),)](
@@ -136,13 +136,13 @@ class Tensors:
 
 
 @lru_cache(maxsize=8)
-def _gathered(places: tuple[tuple[int, int, int], ...], bf16: bool, device: Any) -> Tensors:
+def _tensors_at(places: tuple[tuple[int, int, int], ...], bf16: bool, device: Any) -> Tensors:
     dtype = torch.bfloat16 if bf16 else torch.float32
     return Tensors([(_Place(address, size, dtype, device), start) for address, size, start in places])
 
 
 class _Place:
-    """What `Tensors` needs to know of a buffer, without keeping it alive."""
+    """The address, size, type and device of a buffer, for `Tensors`, without keeping the buffer alive."""
 
     def __init__(self, address: int, size: int, dtype: Any, device: Any) -> None:
         self.address, self.size, self.dtype, self.device = address, size, dtype, device
@@ -155,24 +155,23 @@ class _Place:
 
 
 def gather(tensors: Sequence[tuple[Buffer, int]]) -> list[Tensors]:
-    """Flat buffers with their first coordinates, by type and by whether they can be read in wide loads."""
+    """Return flat buffers with their first coordinates, grouped by type and by whether wide loads can read them."""
     groups: dict[tuple[bool, bool], list[tuple[int, int, int]]] = {}
     for flat, start in tensors:
         wide = flat.data_ptr() % ALIGNED == 0 and start % 16 == 0
-        kind = flat.dtype == torch.bfloat16, wide
-        groups.setdefault(kind, []).append((flat.data_ptr(), len(flat), start))
-    return [_gathered(tuple(places), bf16, tensors[0][0].device) for (bf16, _), places in groups.items()]
+        groups.setdefault((flat.dtype == torch.bfloat16, wide), []).append((flat.data_ptr(), len(flat), start))
+    return [_tensors_at(tuple(places), bf16, tensors[0][0].device) for (bf16, _), places in groups.items()]
 
 
 def descend_all(groups: Sequence[Tensors], table: Any, *, bits: bool = False) -> None:
-    """`Backend.descend` of many buffers in place, with the directions in device memory: one launch for each group."""
+    """Descend many buffers in place, with one launch for each group; the directions are in device memory."""
     for tensors in groups:
         tensors.launch(_descend_all, table, table.numel() // 8, bits=bits)
 
 
 def pair_all(tensors: Tensors, table: Any, plus: Any, minus: Any, *, bits: bool = False, write: bool = False) -> None:
-    """Both signs of all tensors along the first direction of the table, after descending by the others.
+    """Write both signs of all tensors along the first direction of the table, after descending by the others.
 
-    `write` keeps what they have descended to, as `descend_all` does.
+    With `write` the tensors themselves descend, too, as by `descend_all`.
     """
     tensors.launch(_pair_all, table, table.numel() // 8 - 1, plus, minus, bits=bits, WRITE=write)
