@@ -272,7 +272,9 @@ def test_bytes_that_are_no_message_end_the_stream():
         await call.write(b"what?")
         return await last_words(call)
 
-    assert raw(Federator(Settings.of(recipe()), Memory()), talk) == Bye("5 bytes are no message of a client")
+    assert raw(Federator(Settings.of(recipe()), Memory()), talk) == Bye(
+        "the 5 bytes that came are not a message of a client"
+    )
 
 
 def test_who_is_too_slow_for_what_waits_is_hung_up_on():

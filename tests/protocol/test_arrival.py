@@ -77,7 +77,9 @@ def test_the_layout_that_any_of_them_sent_is_written_down():
 def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
     machine = Bench(begin(settings()))
     machine.come("ann", layout=b"another")
-    assert machine.sent("ann", Bye)[0].reason == "its layout does not have the digest 0707070707070707 that it names"
+    assert (
+        machine.sent("ann", Bye)[0].reason == "its manifest 0707070707070707 is not the digest of the layout it sends"
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,11 +87,14 @@ def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
     [
         ({"version": 2}, "it speaks version 2 of the protocol: this federator speaks 1"),
         ({"name": "eve"}, "it calls itself 'eve', but its certificate says 'ann'"),
-        ({"commits": 2}, "it holds 2 commits: there are 1"),
+        ({"commits": 2}, "it holds 2 commits, but only 1 rounds are decided"),
         ({"manifest": bytes(32)}, "its manifest is 0000000000000000: that of this run is"),
         ({"base": bytes([1] * 32)}, "its base model is 0101010101010101: that of this run is"),
         ({"run": bytes(32)}, "its run is 0000000000000000: that of this run is"),
-        ({"commits": 1, "head": bytes(32)}, "after 1 commits its chain has 0000000000000000: ours has 0909"),
+        (
+            {"commits": 1, "head": bytes(32)},
+            "after 1 commits its chain ends in 0000000000000000, and the ledger's",
+        ),
     ],
 )
 def test_who_does_not_fit_is_refused_with_a_reason(changes, reason):

@@ -88,7 +88,7 @@ class TestEveryLedger:
         for seal in seals:
             ledger.seal(seal)
         assert ledger.seals == seals
-        with pytest.raises(InvalidLedger, match="does not fit"):
+        with pytest.raises(InvalidLedger, match="does not match"):
             ledger.seal(replace(seals[0], commit=bytes(32)))
         with pytest.raises(InvalidLedger, match="round"):
             ledger.seal(replace(seals[0], rounds=6))

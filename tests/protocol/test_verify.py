@@ -150,13 +150,13 @@ def test_two_ballots_that_change_places_are_found(copy):
         copy,
         *((f"UPDATE ballots SET place = {b} WHERE round = 5 AND place = {a}",) for a, b in [(1, 9), (2, 1), (9, 2)]),
     )
-    assert checked(copy).findings == ["round 5: its votes do not fit the chain"]
+    assert checked(copy).findings == ["round 5: its votes do not match the chain"]
 
 
 def test_a_shortened_tail_is_found_against_a_head_or_a_seal(copy, sound):
     heads = [checked(sound).head]
     edit(copy, ("DELETE FROM rounds WHERE round >= 6",), ("DELETE FROM ballots WHERE round >= 6",))
-    assert "a seal speaks of 8 rounds: the tail is cut off" in checked(copy).findings[0]
+    assert "there is a seal on 8 rounds: the tail was cut off" in checked(copy).findings[0]
     edit(copy, ("DELETE FROM seals",))
     assert "nothing in it is signed" in checked(copy).findings[0]
     with File(copy, read_only=True) as ledger:
@@ -173,7 +173,7 @@ def test_a_rewritten_tail_is_found_against_a_head_or_a_seal(copy, sound):
     with File(copy) as ledger:
         for decision in list(decisions(RUN, ROUNDS, seed=99))[6:]:
             ledger.append(decision)
-        assert verify(ledger).findings == ["round 7: the seal after it speaks of another history"]
+        assert verify(ledger).findings == ["round 7: the seal after it is on another history"]
         assert any("is not in its chain" in finding for finding in verify(ledger, head=known).findings)
 
 
@@ -199,8 +199,8 @@ def with_ballots(change):
         (lambda b: b[:2], "2 votes are counted: at least 3 must be"),
         (lambda b: [b[0], *b], "a client is counted twice"),
         (lambda b: b[::-1], "not in the roster's order"),
-        (lambda b: [replace(b[0], client="eve"), *b[1:]], "'eve' is not in the roster"),
-        (lambda b: [replace(b[0], verdict="perhaps"), *b[1:]], "a verdict is none that there is"),
+        (lambda b: [replace(b[0], client="eve"), *b[1:]], "'eve' is not on the roster"),
+        (lambda b: [replace(b[0], verdict="perhaps"), *b[1:]], "a ballot has an unknown verdict"),
         (lambda b: [Ballot.of("ann", "counted", to_wire([[np.nan] * 3])), *b[1:]], "not finite is counted"),
         (lambda b: [Ballot.of("ann", "counted", to_wire([[1.0]])), *b[1:]], "wrong length is counted"),
         (lambda b: [b[0].without_values(), *b[1:]], "values of a counted vote are missing"),
@@ -239,7 +239,7 @@ def test_a_rule_of_ones_own_runs_only_where_it_may():
     report = verify(ledger)
     assert report.sound
     assert report.aggregates == 0
-    assert "it was not run" in report.notes[0]
+    assert "and was not run" in report.notes[0]
     assert verify(ledger, own_rule=True).aggregates == 4
 
 
@@ -321,4 +321,4 @@ def test_the_command(copy, tmp_path):
     edit(copy, ("UPDATE ballots SET client = ? WHERE round = 3 AND place = 0", (ROSTER[1],)))
     result = invoke("verify", copy)
     assert result.exit_code == 1
-    assert "round 3: its votes do not fit the chain" in result.output
+    assert "round 3: its votes do not match the chain" in result.output

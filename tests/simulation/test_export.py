@@ -173,8 +173,8 @@ def test_a_run_that_goes_on_is_exported_up_to_its_last_evaluation(tmp_path):
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     begun = exported(tmp_path / "run", tmp_path / "begun.cyber0")
     assert (begun.rounds, begun.seal, part.rounds, part.seal) == (4, None, 3, None)
-    assert whole.links[:4] == begun.links
-    assert whole.links[:3] == part.links
+    assert whole.hashes[:4] == begun.hashes
+    assert whole.hashes[:3] == part.hashes
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
 
 

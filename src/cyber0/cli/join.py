@@ -140,10 +140,6 @@ def _print(console: Console, outcome: Outcome, out: Path | None) -> None:
 
 
 def state_directory() -> Path:
-    """Where clients keep their state unless told otherwise: `$XDG_STATE_HOME/cyber0`, or `~/.local/state/cyber0`.
-
-    >>> state_directory().name
-    'cyber0'
-    """
+    """Where clients keep their state unless told otherwise: `$XDG_STATE_HOME/cyber0`, or `~/.local/state/cyber0`."""
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".local" / "state") / "cyber0"

@@ -136,7 +136,7 @@ def import_(
 ) -> None:
     """Make a ledger of an exported run, to be continued; it has no votes of the rounds so far."""
     if not exports.is_export(file):
-        raise InvalidExport(f"{file} is no exported run" if file.exists() else f"there is no file {file}")
+        raise InvalidExport(f"{file} is not an exported run" if file.exists() else f"there is no file {file}")
     if out.exists():
         raise InvalidLedger(f"{out} is there already: name a new file")
     history = exports.read(file)

@@ -11,11 +11,7 @@ __all__ = ["client_app", "server_app"]
 
 
 def server_app() -> Any:
-    """A Flower ServerApp that runs the federator of the run in its run config.
-
-    >>> type(server_app()).__name__
-    'ServerApp'
-    """
+    """A Flower ServerApp that runs the federator of the run in its run config."""
     require("flwr", extra="flower")
     from cyber0.flower.server import server_app as made
 
@@ -23,11 +19,7 @@ def server_app() -> Any:
 
 
 def client_app() -> Any:
-    """A Flower ClientApp that is a client of the run it is sent a session for.
-
-    >>> type(client_app()).__name__
-    'ClientApp'
-    """
+    """A Flower ClientApp that is a client of the run it is sent a session for."""
     require("flwr", extra="flower")
     from cyber0.flower.session import client_app as made
 

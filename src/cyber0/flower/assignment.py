@@ -8,11 +8,7 @@ __all__ = ["Assignment", "Node"]
 
 @dataclass(frozen=True)
 class Node:
-    """A node that Flower says is online: its number, the name it is registered by, and when it was started.
-
-    >>> Node(7, "alice").since
-    ''
-    """
+    """A node that Flower says is online: its number, the name it is registered by, and when it was started."""
 
     number: int
     name: str = ""

@@ -22,11 +22,7 @@ POLL_SECONDS = 1.0  # seconds between two looks at Flower
 
 
 def server_app() -> ServerApp:
-    """The ServerApp of an app folder, as `cyber0 flower new` writes it.
-
-    >>> type(server_app()).__name__
-    'ServerApp'
-    """
+    """The ServerApp of an app folder, as `cyber0 flower new` writes it."""
     app = ServerApp()
 
     @app.main()

@@ -23,11 +23,7 @@ OWN: dict[str, type] = {
 
 
 def client_app() -> ClientApp:
-    """The ClientApp of an app folder, as `cyber0 flower new` writes it.
-
-    >>> type(client_app()).__name__
-    'ClientApp'
-    """
+    """The ClientApp of an app folder, as `cyber0 flower new` writes it."""
     app = ClientApp()
 
     @app.query(ACTION)

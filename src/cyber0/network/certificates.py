@@ -21,11 +21,7 @@ SLACK = timedelta(hours=1)  # clocks of two machines differ
 
 @dataclass(frozen=True)
 class Pair:
-    """A private key and the certificate of its public half.
-
-    >>> Pair.__match_args__
-    ('key', 'certificate')
-    """
+    """A private key and the certificate of its public half."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate

@@ -35,11 +35,7 @@ Watch = Callable[["Member | Liar"], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended for a client: its rounds, its weights' fingerprint, its last evaluation, the head of its chain.
-
-    >>> Outcome(400, 7, None, None, "all 400 rounds are decided").rounds
-    400
-    """
+    """How a run ended for a client: its rounds, its fingerprint, its last evaluation, the hash of its chain."""
 
     rounds: int
     fingerprint: int

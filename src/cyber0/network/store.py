@@ -20,11 +20,7 @@ __all__ = ["Store", "StoredVote"]
 
 @dataclass(frozen=True, slots=True)
 class StoredVote:
-    """A vote as it was sent, and the hash of the chain it was made on.
-
-    >>> StoredVote(Vote(7, bytes(8)), bytes(32)).vote.round
-    7
-    """
+    """A vote as it was sent, and the hash of the chain it was made on."""
 
     vote: Vote
     head: bytes

@@ -14,11 +14,7 @@ WINDOW = 5.0  # seconds over which a rate is taken
 
 @dataclass(eq=False)
 class ClientTally:
-    """What was seen of a client: its votes that did not count and why, its bytes, how good it finds the model.
-
-    >>> ClientTally().refused
-    0
-    """
+    """What was seen of a client: its votes that did not count and why, its bytes, how good it finds the model."""
 
     verdicts: Counter[str] = field(default_factory=Counter[str])
     reason: str = ""
@@ -34,12 +30,7 @@ class ClientTally:
 
 
 class Tally:
-    """All clients of a roster, and how quickly rounds follow each other.
-
-    >>> tally = Tally(("alice", "bob"))
-    >>> tally.agreed(least=1) is None
-    True
-    """
+    """All clients of a roster, and how quickly rounds follow each other."""
 
     def __init__(self, roster: tuple[str, ...]) -> None:
         self.clients = {name: ClientTally() for name in roster}

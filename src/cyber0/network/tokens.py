@@ -21,11 +21,7 @@ BEARER = "Bearer "
 
 @dataclass(frozen=True)
 class TemporaryCredentials:
-    """Credentials of a server that live as long as its process, and the authority (PEM) by which a client knows it.
-
-    >>> TemporaryCredentials.__match_args__
-    ('authority', 'credentials')
-    """
+    """Credentials of a server that live as long as its process, and the authority (PEM) by which a client knows it."""
 
     authority: bytes
     credentials: grpc.ServerCredentials
@@ -43,11 +39,7 @@ def temporary_credentials(hosts: Iterable[str] = (), days: int = 365) -> Tempora
 
 
 def token_credentials(authority: bytes, token: str) -> grpc.ChannelCredentials:
-    """The client's side: a server of this authority is trusted, and is shown the token with each call.
-
-    >>> type(token_credentials(temporary_credentials().authority, "secret")).__name__
-    'ChannelCredentials'
-    """
+    """The client's side: a server of this authority is trusted, and is shown the token with each call."""
     return grpc.composite_channel_credentials(
         grpc.ssl_channel_credentials(root_certificates=authority), grpc.access_token_call_credentials(token)
     )

@@ -1,4 +1,4 @@
-"""What travels between a federator and its clients, who is heard, how a round is decided, and what is written down.
+"""The protocol of a federation: its messages, which votes count, how a round is decided, and the ledger.
 
-No torch, no clock, no sockets: the shells that do I/O are in `cyber0.network`.
+Nothing here needs torch, reads a clock or opens a socket: `cyber0.network` does that.
 """

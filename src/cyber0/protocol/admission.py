@@ -1,4 +1,4 @@
-"""Who is heard: what a vote must be before any rule sees a value of it. A bad vote costs only its sender."""
+"""Which votes count. A vote is checked before any rule sees its values, and a bad vote costs only its sender."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,12 +15,15 @@ Ballots = Mapping[str, tuple[Ballot, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """The votes of the open round: those that count, those that do not and why, and who is out of the round.
+    """The votes of the open round.
 
-    `late` holds votes for the round before that came after its decision: they are written down with this one's.
+    Args:
+        counted: The vote of each client that counts.
+        fingerprints: The fingerprint of the weights that came with a counted vote, if one did.
+        judged: The ballots of each client that do not count, with the reason.
+        excluded: The clients that have no further vote in this round.
+        late: Votes for the round before that came after its decision; they are recorded with this round.
 
-    >>> Votes().counted
-    {}
     """
 
     counted: Mapping[str, Ballot] = field(default_factory=dict[str, Ballot])
@@ -30,15 +33,15 @@ class Votes:
     late: Mapping[str, Ballot] = field(default_factory=dict[str, Ballot])
 
     def ballots(self, client: str) -> tuple[Ballot, ...]:
-        """All that is to be written down of a client."""
-        late, counted = ((held[client],) if client in held else () for held in (self.late, self.counted))
-        return (*late, *self.judged.get(client, ()), *counted)
+        """Return all ballots of a client that are to be recorded: late ones, those that do not count, its vote."""
+        found = [self.late.get(client), *self.judged.get(client, ()), self.counted.get(client)]
+        return tuple(ballot for ballot in found if ballot is not None)
 
 
 def admit(votes: Votes, client: str, vote: Vote, length: int) -> Votes:
-    """The votes with one more, which counts if it is the client's first and `length` bytes of finite numbers.
+    """Return the votes with one more; it counts if it is the client's first, and `length` bytes of finite numbers.
 
-    The same vote again changes nothing. A different one is an equivocation: both are kept, none counts.
+    The same vote again changes nothing. A different one is an equivocation: both are recorded, and neither counts.
 
     >>> once = admit(Votes(), "alice", Vote(7, bytes(4)), length=4)
     >>> admit(once, "alice", Vote(7, bytes(4)), length=4) is once
@@ -62,7 +65,7 @@ def admit(votes: Votes, client: str, vote: Vote, length: int) -> Votes:
 
 
 def add_late(votes: Votes, client: str, vote: Vote) -> Votes:
-    """The votes with one for the round before, which is decided. That is no offence.
+    """Return the votes with one for the round before, which is decided. It is recorded as late; that is no offence.
 
     >>> add_late(Votes(), "alice", Vote(6, bytes(4))).ballots("alice")[0].reason
     'round 6 is decided'
@@ -72,7 +75,7 @@ def add_late(votes: Votes, client: str, vote: Vote) -> Votes:
 
 
 def differing(fingerprints: Mapping[str, int]) -> frozenset[str] | None:
-    """Whose fingerprints differ from those of a strict majority; None where there is no such majority.
+    """Return the clients whose fingerprints differ from that of a strict majority; None if there is no such majority.
 
     >>> differing({"alice": 1, "bob": 1, "carol": 2})
     frozenset({'carol'})
@@ -89,21 +92,12 @@ def differing(fingerprints: Mapping[str, int]) -> frozenset[str] | None:
 
 
 def set_apart(votes: Votes, client: str, reason: str) -> Votes:
-    """The votes without a client's, which is kept as rejected.
-
-    >>> once = admit(Votes(), "alice", Vote(7, bytes(4)), length=4)
-    >>> set_apart(once, "alice", "its weights differ").ballots("alice")[0].reason
-    'its weights differ'
-    """
+    """Return the votes without a client's, which is recorded as rejected."""
     return _exclude(votes, client, replace(votes.counted[client], verdict="rejected", reason=reason))
 
 
 def readmit(votes: Votes, client: str) -> Votes:
-    """The votes once a client that was set apart may vote anew.
-
-    >>> "alice" in readmit(Votes(excluded=frozenset({"alice"})), "alice").excluded
-    False
-    """
+    """Return the votes after a client that was set apart was allowed to vote again in this round."""
     return replace(votes, excluded=votes.excluded - {client})
 
 
@@ -116,7 +110,7 @@ def _count(votes: Votes, client: str, vote: Vote) -> Votes:
 
 
 def _exclude(votes: Votes, client: str, *ballots: Ballot) -> Votes:
-    """What a client did before in this round gives way: so it cannot fill a ledger."""
+    """Replace all ballots of a client in this round, so that it cannot fill the ledger, and exclude it."""
     counted = {name: ballot for name, ballot in votes.counted.items() if name != client}
     marks = {name: mark for name, mark in votes.fingerprints.items() if name != client}
     judged = {**votes.judged, client: ballots}

@@ -1,4 +1,4 @@
-"""Coming and going: who is welcome, how a run is founded, what a client that comes late is sent."""
+"""Clients come and go: who is refused and why, how a run is founded, and what a client that comes late is sent."""
 
 import hashlib
 from collections import Counter
@@ -17,7 +17,7 @@ DIVERGED = "its weights differ from the majority's: it must replay from round 0"
 
 
 def arrive(state: State, event: Arrived) -> Transition:
-    """A client says Hello: it is refused with a reason, waits for the founding, or is welcomed.
+    """Return what a client's Hello leads to: it is refused with a reason, waits for the founding, or is welcomed.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.messages import Hello
@@ -40,14 +40,7 @@ def arrive(state: State, event: Arrived) -> Transition:
 
 
 def leave(state: State, stream: ClientStream) -> State:
-    """A stream has ended; a vote that came on it stands.
-
-    >>> from cyber0.config import RunConfig
-    >>> from cyber0.protocol.settings import Settings
-    >>> state = State(Settings.of(RunConfig(clients=1, byzantine=0, rule="mean"), ("alice",)))
-    >>> leave(state, ClientStream("alice")) is state
-    True
-    """
+    """Return the state after a stream has ended. A vote that came on it still counts."""
     if not state.is_current(stream):
         return state
     present = {client: event for client, event in state.present.items() if client != stream.client}
@@ -55,18 +48,12 @@ def leave(state: State, stream: ClientStream) -> State:
 
 
 def farewell(state: State) -> Bye:
-    """What is said to all at the end.
-
-    >>> from cyber0.config import RunConfig
-    >>> from cyber0.protocol.settings import Settings
-    >>> farewell(State(Settings.of(RunConfig(clients=1, byzantine=0, rule="mean"), ("alice",)))).reason
-    'all 400 rounds are decided'
-    """
+    """Return the message with which all clients are sent home after the last round."""
     return Bye(f"all {state.settings.agreement.rounds} rounds are decided", finished=True, final=True)
 
 
 def _refusal(state: State, event: Arrived) -> str:
-    """Why a client cannot take part, or nothing."""
+    """Return why a client cannot take part; an empty text if it can."""
     hello, client = event.hello, event.stream.client
     if hello.version != VERSION:
         return f"it speaks version {hello.version} of the protocol: this federator speaks {VERSION}"
@@ -79,7 +66,7 @@ def _refusal(state: State, event: Arrived) -> str:
     except InvalidIdentity as error:
         return str(error)
     if hello.layout and hashlib.sha256(hello.layout).digest() != hello.manifest:
-        return f"its layout does not have the digest {hello.manifest.hex()[:16]} that it names"
+        return f"its manifest {hello.manifest.hex()[:16]} is not the digest of the layout it sends"
     return _other_run(state.founded, hello) or _other_past(state, event)
 
 
@@ -109,9 +96,10 @@ def _other_meaning(founded: Founded, hello: Hello) -> str:
 def _other_past(state: State, event: Arrived) -> str:
     hello = event.hello
     if hello.commits > state.round:
-        return f"it holds {hello.commits} commits: there are {state.round}"
+        return f"it holds {hello.commits} commits, but only {state.round} rounds are decided"
     if hello.head and event.head and hello.head != event.head:
-        return f"after {hello.commits} commits its chain has {hello.head.hex()[:16]}: ours has {event.head.hex()[:16]}"
+        ours, theirs = event.head.hex()[:16], hello.head.hex()[:16]
+        return f"after {hello.commits} commits its chain ends in {theirs}, and the ledger's in {ours}"
     return DIVERGED if event.stream.client in state.diverged and not hello.replayed else ""
 
 
@@ -122,12 +110,13 @@ def _refused(stream: ClientStream, reason: str) -> list[Effect]:
 
 
 def _found(state: State) -> Transition:
-    """Found the run once a majority of the roster brings the same model; those with another are refused."""
+    """Found the run once a majority of the roster brings the same model and task; clients with others are refused."""
     hellos = [event.hello for event in state.present.values()]
     models = Counter((hello.manifest, hello.base, hello.meaning) for hello in hellos)
     (manifest, base, meaning), count = models.most_common(1)[0]
     if count < state.settings.majority:
-        return state, [Notice(f"{_here(state)}: {state.settings.majority} must bring the same model and task")]
+        here = f"{len(state.present)} of {len(state.settings.roster)} are here"
+        return state, [Notice(f"{here}: {state.settings.majority} must bring the same model and task")]
     applicants = state.present.values()
     layout = next((e.hello.layout for e in applicants if e.hello.layout and e.hello.manifest == manifest), b"")
     founded = Founded.of(state.settings.identity(manifest, base, layout, meaning_from(meaning)))
@@ -139,13 +128,9 @@ def _found(state: State) -> Transition:
     return state, effects
 
 
-def _here(state: State) -> str:
-    return f"{len(state.present)} of {len(state.settings.roster)} are here"
-
-
 def _welcome(state: State, founded: Founded, event: Arrived) -> Transition:
     stream, client, commits = event.stream, event.stream.client, event.hello.commits
-    known = replace(event, hello=replace(event.hello, layout=b""))  # it has served its purpose
+    known = replace(event, hello=replace(event.hello, layout=b""))  # recorded by now
     state = replace(state, present={**state.present, client: known})
     effects: list[Effect] = [Send(stream, Welcome(founded.identity, state.round))]
     if commits < state.round:
@@ -154,7 +139,7 @@ def _welcome(state: State, founded: Founded, event: Arrived) -> Transition:
     effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits"))
     if client in state.diverged:
         state = replace(state, diverged=state.diverged - {client}, votes=readmit(state.votes, client))
-    keeps_up = commits == state.round  # else it is awaited once it votes: to replay may take long
+    keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
     awaited = state.awaited | {client} if keeps_up else state.awaited - {client}
     gathering = state.gathering and len(state.present) < len(state.settings.roster)
     state = replace(state, awaited=awaited, gathering=gathering)

@@ -19,12 +19,9 @@ __all__ = ["Head", "Seal", "advance", "commit_hash", "commit_hashes", "genesis",
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a ledger ends: how many rounds, and the last link of each chain.
+    """Where a ledger ends: the number of rounds, and the last hash of each chain.
 
-    `votes` is None where the votes' chain is not known: in a run that was imported without its votes.
-
-    >>> genesis(bytes(32)).rounds
-    0
+    `votes` is None in a run that was imported without its votes, whose chain of votes is not known.
     """
 
     rounds: int
@@ -34,12 +31,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a federator says about a head: that it is so, and which fingerprint most clients reported there.
-
-    >>> seal = Seal.of(genesis(bytes(32)), fingerprint=7)
-    >>> seal.statement(bytes(32)) == seal.statement(bytes(32)), seal.signature
-    (True, None)
-    """
+    """A federator's statement about a head, signed or not, with the fingerprint that most clients reported there."""
 
     rounds: int
     commit: bytes
@@ -49,37 +41,29 @@ class Seal:
 
     @classmethod
     def of(cls, head: Head, fingerprint: int | None = None, signature: bytes | None = None) -> "Seal":
-        """A seal on a head; where the votes' chain is not known, 32 zero bytes stand for it."""
+        """Return a seal on a head; where the votes' chain is not known, 32 zero bytes stand for it."""
         return cls(head.rounds, head.commit, head.votes or bytes(32), fingerprint, signature)
 
     def statement(self, identity: bytes) -> bytes:
-        """The bytes that are signed: a domain, the identity's digest, rounds, both hashes, the fingerprint."""
+        """Return the bytes that are signed: a domain, the identity's digest, rounds, both hashes, the fingerprint."""
         reported = b"" if self.fingerprint is None else _number(self.fingerprint)
         return b"cyber0 seal 1\0" + identity + _number(self.rounds) + self.commit + self.votes + reported
 
 
 def genesis(identity: bytes) -> Head:
-    """The head of a run without rounds, whose identity has this digest.
-
-    >>> genesis(bytes(32)).commit == genesis(bytes(32)).votes == bytes(32)
-    True
-    """
+    """Return the head of a run without rounds, whose identity has this digest."""
     return Head(0, identity, identity)
 
 
 def advance(head: Head, decision: Decision) -> Head:
-    """The head after one more round.
-
-    >>> advance(genesis(bytes(32)), Decision(0, b"", ())).rounds
-    1
-    """
+    """Return the head after one more round."""
     commit = commit_hash(head.commit, decision.round, decision.scalars)
     votes = None if head.votes is None else votes_hash(head.votes, commit, decision.ballots)
     return Head(head.rounds + 1, commit, votes)
 
 
 def commit_hash(previous: bytes, round: int, scalars: bytes) -> bytes:  # noqa: A002
-    """The link of one round's scalars.
+    """Return the hash of a round in the chain of commits.
 
     >>> commit_hash(bytes(32), 0, b"").hex()[:16]
     'cc370752b01945ad'
@@ -88,7 +72,7 @@ def commit_hash(previous: bytes, round: int, scalars: bytes) -> bytes:  # noqa: 
 
 
 def commit_hashes(identity: bytes, scalars: bytes, width: int) -> list[bytes]:
-    """The links of all rounds, whose scalars of `width` bytes each follow one another.
+    """Return the hashes of all rounds in the chain of commits, from their scalars, of which a round has `width` bytes.
 
     >>> commit_hashes(bytes(32), b"abcd", 4) == [commit_hash(bytes(32), 0, b"abcd")]
     True
@@ -100,7 +84,7 @@ def commit_hashes(identity: bytes, scalars: bytes, width: int) -> list[bytes]:
 
 
 def votes_hash(previous: bytes, commit: bytes, ballots: Iterable[Ballot]) -> bytes:
-    """The link of one round's votes.
+    """Return the hash of a round in the chain of votes.
 
     >>> votes_hash(bytes(32), bytes(32), [Ballot.of("ann", "counted", b"")]).hex()[:16]
     '71a3e87180ef3134'

@@ -1,4 +1,4 @@
-"""Messages as the few bytes they travel in. Whatever bytes arrive, they are a message or a `RejectedMessage`."""
+"""Messages to bytes and back. Any bytes that arrive give a message or a `RejectedMessage`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
@@ -50,7 +50,7 @@ CHECKED = {kind: [name for name in names if name in RIGHT] for kind, names in FI
 
 
 def encode(message: FromClient | FromFederator) -> bytes:
-    """The bytes of a message.
+    """Return the bytes of a message.
 
     >>> from cyber0.protocol.messages import Vote
     >>> encode(Vote(7, bytes.fromhex("0000803f"))).hex()
@@ -61,20 +61,20 @@ def encode(message: FromClient | FromFederator) -> bytes:
 
 
 def decode_from_client(data: bytes, limit: int = LIMIT) -> FromClient:
-    """The message of a client's bytes.
+    """Return the message in a client's bytes; `limit` is how many bytes it may have.
 
     >>> from cyber0.protocol.messages import Vote
     >>> decode_from_client(encode(Vote(7, b"four", fingerprint=9)))
     Vote(round=7, scalars=b'four', fingerprint=9)
     >>> decode_from_client(b"what?")
     Traceback (most recent call last):
-    cyber0.errors.RejectedMessage: 5 bytes are no message of a client
+    cyber0.errors.RejectedMessage: the 5 bytes that came are not a message of a client
     """
     return _decode(data, limit, wire.ToFederator(), "a client")
 
 
 def decode_from_federator(data: bytes, limit: int = LIMIT) -> FromFederator:
-    """The message of the federator's bytes.
+    """Return the message in the federator's bytes; `limit` is how many bytes it may have.
 
     >>> from cyber0.protocol.messages import RoundOpen
     >>> decode_from_federator(encode(RoundOpen(7)))
@@ -84,7 +84,7 @@ def decode_from_federator(data: bytes, limit: int = LIMIT) -> FromFederator:
 
 
 def size_limit(scalars: int) -> int:
-    """How long a message may be in a run that sends so many scalars per round: what `limit` should be.
+    """Return how many bytes a message may have in a run with so many scalars per round.
 
     >>> size_limit(64), size_limit(2**20)
     (1048576, 4198400)
@@ -93,7 +93,7 @@ def size_limit(scalars: int) -> int:
 
 
 def catch_up(first: int, commits: Iterable[bytes], chunk: int = CHUNK) -> Iterator[CatchUp]:
-    """Consecutive commits, from round `first` on, in messages of about `chunk` bytes.
+    """Yield consecutive commits, from round `first` on, in messages of about `chunk` bytes.
 
     >>> [message.first for message in catch_up(7, [bytes(8)] * 5, chunk=16)]
     [7, 9, 11]
@@ -110,14 +110,14 @@ def catch_up(first: int, commits: Iterable[bytes], chunk: int = CHUNK) -> Iterat
 
 def _decode(data: bytes, limit: int, envelope: wire.ToFederator | wire.ToClient, whose: str) -> Any:
     if len(data) > limit:
-        raise RejectedMessage(f"a message of {len(data)} bytes is too long: at most {limit}")
+        raise RejectedMessage(f"a message of {len(data)} bytes is too long: at most {limit} are allowed")
     try:
         envelope.ParseFromString(data)
     except DecodeError:
-        raise RejectedMessage(f"{len(data)} bytes are no message of {whose}") from None
+        raise RejectedMessage(f"the {len(data)} bytes that came are not a message of {whose}") from None
     kind = cast("str | None", envelope.WhichOneof("kind"))
     if kind is None:
-        raise RejectedMessage(f"{len(data)} bytes hold no message of {whose} that version {VERSION} knows")
+        raise RejectedMessage(f"the {len(data)} bytes that came hold no message of {whose} in version {VERSION}")
     part = getattr(envelope, kind)
     values = {name: getattr(part, name) for name in FIELDS[kind]}
     values |= {name: None for name in OPTIONAL.get(kind, ()) if not part.HasField(name)}

@@ -1,4 +1,4 @@
-"""What happens to a federator, and what it does about it: the two ends of `cyber0.protocol.machine.step`."""
+"""The events that `cyber0.protocol.machine.step` takes, and the effects that it returns."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,11 +26,7 @@ __all__ = [
 
 
 class ClientStream(NamedTuple):
-    """One stream of a client, whose name the transport has authenticated; `number` tells its streams apart.
-
-    >>> ClientStream("alice", 1) == ClientStream("alice", 2)
-    False
-    """
+    """One stream of a client, whose name the transport has authenticated; `number` tells its streams apart."""
 
     client: str
     number: int = 0
@@ -38,11 +34,7 @@ class ClientStream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A client said Hello. `head` is the ledger's own hash after `hello.commits` commits, empty where it has none.
-
-    >>> Arrived(ClientStream("alice"), Hello("alice", bytes(32), bytes(32))).head
-    b''
-    """
+    """A client said Hello; `head` is the hash of the ledger's chain after `hello.commits` commits, empty if unknown."""
 
     stream: ClientStream
     hello: Hello
@@ -51,11 +43,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A client sent a vote or an evaluation.
-
-    >>> Received(ClientStream("alice"), Vote(0, bytes(4))).message.round
-    0
-    """
+    """A client sent a vote or an evaluation."""
 
     stream: ClientStream
     message: Vote | Evaluation
@@ -63,22 +51,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A stream has ended, for whatever reason.
-
-    >>> Left(ClientStream("alice")).stream.client
-    'alice'
-    """
+    """A stream has ended."""
 
     stream: ClientStream
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The time of an `Alarm` has come.
-
-    >>> Deadline(7, extension=0).round
-    7
-    """
+    """The time of an `Alarm` is over."""
 
     round: int
     extension: int
@@ -86,12 +66,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message on a stream.
-
-    >>> from cyber0.protocol.messages import RoundOpen
-    >>> Send(ClientStream("alice"), RoundOpen(7)).message
-    RoundOpen(round=7)
-    """
+    """Send a message on a stream."""
 
     stream: ClientStream
     message: FromFederator
@@ -99,11 +74,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Send the ledger's commits of the rounds from `first` up to, not including, `stop` in CatchUps.
-
-    >>> Replay(ClientStream("alice"), first=0, stop=7).stop
-    7
-    """
+    """Send the commits of rounds `first` to `stop - 1`, as the ledger holds them, in CatchUps."""
 
     stream: ClientStream
     first: int
@@ -112,33 +83,21 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class RecordIdentity:
-    """Write the run's identity to the ledger, durably: a majority of the roster agrees on the model.
-
-    >>> RecordIdentity(b"...").identity
-    b'...'
-    """
+    """Write the run's identity to the ledger, durably: a majority of the roster has brought the same model and task."""
 
     identity: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Write a decision to the ledger, durably, before any later effect: nothing is sent that is not on disk.
-
-    >>> Record(Decision(7, bytes(4), ())).decision.round
-    7
-    """
+    """Write a decision to the ledger, durably, before any later effect: nothing is sent that is not on disk."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A client's evaluation, for the metrics.
-
-    >>> Evaluated("alice", Evaluation(100, 0.5, 0.7, 1000)).client
-    'alice'
-    """
+    """Note a client's evaluation."""
 
     client: str
     evaluation: Evaluation
@@ -146,11 +105,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Bring the event `Deadline(round, extension)` in so many seconds.
-
-    >>> Alarm(7, extension=0, seconds=60.0).seconds
-    60.0
-    """
+    """Bring the event `Deadline(round, extension)` after so many seconds."""
 
     round: int
     extension: int
@@ -159,11 +114,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """End a stream, after what was sent on it.
-
-    >>> HangUp(ClientStream("alice"), "another stream took its place").reason
-    'another stream took its place'
-    """
+    """End a stream once everything that was sent on it before is delivered."""
 
     stream: ClientStream
     reason: str
@@ -171,11 +122,7 @@ class HangUp:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person watching would want to know.
-
-    >>> Notice("alice has left").text
-    'alice has left'
-    """
+    """Show a sentence to whoever watches the federator."""
 
     text: str
 

@@ -31,7 +31,7 @@ LARGEST = 2**32  # bytes that a section may have when it is no longer compressed
 
 
 def history(ledger: Ledger, rounds: int | None = None) -> History:
-    """The first rounds of a ledger, all of them unless said, without their votes; with the last seal on them.
+    """Return the first rounds of a ledger (by default all) without their votes, with the last seal on them.
 
     >>> import numpy as np
     >>> from cyber0.config import Agreement
@@ -54,7 +54,7 @@ def history(ledger: Ledger, rounds: int | None = None) -> History:
 
 
 def to_bytes(run: History) -> bytes:
-    r"""The file's content.
+    r"""Return the content of the file of a run.
 
     >>> import numpy as np
     >>> from cyber0.config import Agreement
@@ -71,7 +71,7 @@ def to_bytes(run: History) -> bytes:
         short if flags else run.scalars,
         run.head.commit,
         run.votes or b"",
-        _sealed(run.seal),
+        _seal_to_bytes(run.seal),
     ]
     parts = [MAGIC, VERSION.to_bytes(2, "little"), flags.to_bytes(2, "little")]
     for section in sections:
@@ -80,26 +80,26 @@ def to_bytes(run: History) -> bytes:
 
 
 def from_bytes(data: bytes) -> History:
-    """The run of a file's content; one that does not fit its own hash is refused.
+    """Return the run in a file's content; content that does not match its own hash is refused.
 
     >>> from_bytes(b"something else")
     Traceback (most recent call last):
-    cyber0.errors.InvalidExport: this is no exported run
+    cyber0.errors.InvalidExport: this is not an exported run
     """
     identity, scalars, commit, votes, seal = _sections(data)
     if len(commit) != 32 or len(votes) not in (0, 32):
-        raise InvalidExport("the exported run is damaged: a hash has 32 bytes")
+        raise InvalidExport("the exported run is damaged: a hash does not have 32 bytes")
     try:
-        run = History(Identity.from_bytes(_inflated(identity)), scalars, votes or None, _unsealed(seal))
+        run = History(Identity.from_bytes(_decompressed(identity)), scalars, votes or None, _seal_from_bytes(seal))
     except InvalidIdentity as error:
         raise InvalidExport(f"the exported run is damaged: {error}") from None
     if len(scalars) % (4 * run.identity.plan.scalars) or run.head.commit != commit:
-        raise InvalidExport("the exported run is damaged: its scalars do not fit the hash at its end")
+        raise InvalidExport("the exported run is damaged: its scalars do not match the hash at its end")
     return run
 
 
 def read(path: Path) -> History:
-    """The run in a file.
+    """Return the run in a file.
 
     >>> read(Path("no/such/run.cyber0"))
     Traceback (most recent call last):
@@ -114,7 +114,7 @@ def read(path: Path) -> History:
 
 
 def write(path: Path, run: History) -> int:
-    """Write a run to a file, whole or not at all; returns how many bytes it has.
+    """Write a run to a file, completely or not at all, and return how many bytes it has.
 
     >>> import numpy as np
     >>> from tempfile import mkdtemp
@@ -140,7 +140,7 @@ def write(path: Path, run: History) -> int:
 
 
 def is_export(path: Path) -> bool:
-    """Whether a file begins like an exported run."""
+    """Return whether a file begins like an exported run."""
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -150,7 +150,7 @@ def is_export(path: Path) -> bool:
 
 def _sections(data: bytes) -> list[bytes]:
     if data[:8] != MAGIC:
-        raise InvalidExport("this is no exported run")
+        raise InvalidExport("this is not an exported run")
     version, flags = int.from_bytes(data[8:10], "little"), int.from_bytes(data[10:12], "little")
     if version != VERSION or flags & ~COMPRESSED:
         raise InvalidExport(f"this is an exported run of version {version}: this cyber0 knows version {VERSION}")
@@ -163,11 +163,11 @@ def _sections(data: bytes) -> list[bytes]:
     if at != len(data):
         raise InvalidExport("the exported run is damaged: it ends too early or too late")
     if flags & COMPRESSED:
-        sections[1] = _inflated(sections[1])
+        sections[1] = _decompressed(sections[1])
     return sections
 
 
-def _inflated(data: bytes) -> bytes:
+def _decompressed(data: bytes) -> bytes:
     machine = zlib.decompressobj()
     try:
         content = machine.decompress(data, LARGEST)
@@ -178,7 +178,7 @@ def _inflated(data: bytes) -> bytes:
     return content
 
 
-def _sealed(seal: Seal | None) -> bytes:
+def _seal_to_bytes(seal: Seal | None) -> bytes:
     if seal is None:
         return b""
     reported = b"" if seal.fingerprint is None else seal.fingerprint.to_bytes(8, "little")
@@ -186,11 +186,11 @@ def _sealed(seal: Seal | None) -> bytes:
     return numbers + bytes([len(reported)]) + reported + (seal.signature or b"")
 
 
-def _unsealed(data: bytes) -> Seal | None:
+def _seal_from_bytes(data: bytes) -> Seal | None:
     if not data:
         return None
     if len(data) < 73 or data[72] not in (0, 8) or len(data) < 73 + data[72]:
-        raise InvalidExport("the exported run is damaged: its seal is none")
+        raise InvalidExport("the exported run is damaged: its seal cannot be read")
     reported, signature = data[73 : 73 + data[72]], data[73 + data[72] :]
     fingerprint = int.from_bytes(reported, "little") if reported else None
     return Seal(int.from_bytes(data[:8], "little"), data[8:40], data[40:72], fingerprint, signature or None)

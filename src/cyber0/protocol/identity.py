@@ -1,6 +1,6 @@
-"""What a run is, before its first round: whoever holds the same identity trains the same model.
+"""The identity of a run: what was agreed before its first round. Whoever holds the same one trains the same model.
 
-An identity is JSON: sorted keys, no spaces, UTF-8. Its SHA-256 names the run and is the first link of its chain.
+An identity is JSON: sorted keys, no spaces, UTF-8. Its SHA-256 names the run and is the start of its chain.
 """
 
 import hashlib
@@ -49,9 +49,8 @@ class Identity:
     layout: Manifest | None = None
     keep_votes: bool = True
     meaning: Mapping[str, str] = field(default_factory=dict[str, str])
-    written: bytes | None = field(
-        default=None, repr=False, compare=False
-    )  # as it came: a key that is newer is not in it
+    # The bytes it was read from, if it was read: they may lack keys that are newer than they are.
+    written: bytes | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.agreement, RunConfig):  # of which all but the agreement is no matter of the other parties
@@ -81,7 +80,7 @@ class Identity:
 
     @cached_property
     def plan(self) -> Plan:
-        """What clients agree on before each round."""
+        """The plan of the run's rounds."""
         return self.agreement.plan
 
     @cached_property
@@ -90,11 +89,11 @@ class Identity:
         return hashlib.sha256(self.to_bytes()).digest()
 
     def commit(self, decision: Decision) -> Commit:
-        """The step that a decided round takes."""
+        """Return the commit of a decided round, which parameters can apply."""
         return self.plan.commit(decision.round, from_wire(decision.scalars, self.plan.rows))
 
     def to_bytes(self) -> bytes:
-        """The one way to write this identity; one that was read stays as it was written."""
+        """Return the identity in canonical JSON, or the bytes it was read from."""
         if self.written is not None:
             return self.written
         fields = {
@@ -111,7 +110,7 @@ class Identity:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Identity":
-        """The identity that was written; what is unknown or written another way is refused.
+        """Return the identity in these bytes; unknown fields and JSON that is not canonical are refused.
 
         An agreement may lack keys that are newer than it: they have their defaults, and its digest stays. The first
         ledgers have the whole configuration of a run in its place, of which the agreement is a part.
@@ -138,9 +137,9 @@ class Identity:
 
 
 def base_digest(parameters: Parameters) -> str:
-    """SHA-256 over a domain, the manifest's digest, and all weights in flat order, little-endian.
+    """Return the SHA-256 of a domain, the manifest's digest, and all weights in flat order, little-endian.
 
-    Not the fingerprint, which is quick and finds accidents: weights come from strangers, and this finds forgeries.
+    Unlike the fingerprint, which is quicker, it also finds forgeries: base weights may come from strangers.
 
     >>> import numpy as np
     >>> base_digest(Parameters({"w": np.zeros(3, dtype=np.float32)}))[:16]
@@ -154,7 +153,7 @@ def base_digest(parameters: Parameters) -> str:
 
 
 def layout_bytes(manifest: Manifest) -> bytes:
-    """A layout as it travels: the JSON whose SHA-256 is the manifest's digest.
+    """Return a layout as it is sent: the JSON whose SHA-256 is the manifest's digest.
 
     >>> layout_bytes(Manifest((Entry("w", (3,), "float32", 0),)))
     b'[["w",[3],"float32"]]'
@@ -164,7 +163,7 @@ def layout_bytes(manifest: Manifest) -> bytes:
 
 
 def layout_from(data: bytes) -> Manifest:
-    """The manifest of a layout that came from the network.
+    """Return the manifest of a layout that came from the network.
 
     >>> layout_from(b'[["w",[3],"float32"]]').size
     3
@@ -177,11 +176,11 @@ def layout_from(data: bytes) -> Manifest:
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidIdentity):
             raise
-        raise InvalidIdentity(f"layout: it is no list of [name, shape, type]: {error}") from None
+        raise InvalidIdentity(f"layout: it must be a list of [name, shape, type]: {error}") from None
 
 
 def meaning_bytes(meaning: Mapping[str, str]) -> bytes:
-    """Return what the labels of a task mean, a digest for each part, as it travels.
+    """Return what the labels of a task mean, a digest for each part, as it is sent.
 
     >>> meaning_bytes({"words": "00", "prompt": "ff"})
     b'{"prompt":"ff","words":"00"}'
@@ -249,7 +248,7 @@ def _layout(layout: Sequence[Any]) -> Manifest:
     for name, shape, dtype in layout:
         sound = isinstance(name, str) and all(isinstance(n, int) and n > 0 for n in shape)
         if not sound or dtype not in ("float32", "bfloat16"):
-            raise InvalidIdentity(f"layout: [{name!r}, {shape!r}, {dtype!r}] describes no tensor that can be trained")
+            raise InvalidIdentity(f"layout: [{name!r}, {shape!r}, {dtype!r}] is not a tensor that can be trained")
         entries.append(Entry(name, tuple(shape), dtype, start))
         start += entries[-1].size
     if not entries or len({entry.name for entry in entries}) < len(entries):

@@ -1,7 +1,6 @@
-"""What a run leaves behind: its identity, then every round with its votes, each chained to the one before.
+"""The record of a run: its identity, then every round with its votes, each chained to the one before by hashes.
 
-`Ledger` is the interface; `Memory` keeps one in memory, `cyber0.protocol.sqlite.File` on disk. Given the same
-decisions, both hold the same.
+`Ledger` is the interface; `Memory` keeps one in memory, `cyber0.protocol.sqlite.File` on disk.
 """
 
 from collections.abc import Iterator
@@ -19,11 +18,7 @@ __all__ = ["History", "Ledger", "Memory", "Written"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A round as a ledger holds it: what was decided, and the two links it was chained with.
-
-    >>> Written(Decision(0, b"", ()), bytes(32), bytes(32)).decision.round
-    0
-    """
+    """A round as a ledger holds it: what was decided, and the hashes of the two chains after it."""
 
     decision: Decision
     commit: bytes
@@ -34,7 +29,7 @@ class Written:
 class History:
     """A run without its votes: all that is needed to rebuild its model, or to continue it.
 
-    `scalars` are those of all rounds, one after another; `votes` is the last link of the votes' chain, where known.
+    `scalars` are those of all rounds, one after another; `votes` is the last hash of the votes' chain, if it is known.
 
     >>> import numpy as np
     >>> from cyber0.config import Agreement
@@ -57,26 +52,22 @@ class History:
         return len(self.scalars) // (4 * self.identity.plan.scalars)
 
     @property
-    def links(self) -> list[bytes]:
-        """The commits' chain, a link for each round."""
+    def hashes(self) -> list[bytes]:
+        """The chain of commits: a hash for each round."""
         return commit_hashes(self.identity.digest, self.scalars, 4 * self.identity.plan.scalars)
 
     @property
     def head(self) -> Head:
-        """Where it ends."""
-        return replace(genesis(self.identity.digest), votes=self.votes) if self.rounds == 0 else self._last
-
-    @property
-    def _last(self) -> Head:
-        return Head(self.rounds, self.links[-1], self.votes)
+        """Its last round and hashes."""
+        return Head(self.rounds, self.hashes[-1] if self.rounds else self.identity.digest, self.votes)
 
 
 class Ledger(Protocol):
-    """The interface of a ledger. An appended round is there to stay when `append` returns."""
+    """The interface of a ledger. An appended round is kept for good when `append` returns."""
 
     @property
     def identity(self) -> Identity:
-        """The run's identity; an error where none has been founded."""
+        """The run's identity; an error if no run was begun."""
         ...
 
     @property
@@ -91,11 +82,11 @@ class Ledger(Protocol):
 
     @property
     def head(self) -> Head:
-        """Where it ends."""
+        """The number of rounds, and the last hash of each chain."""
         ...
 
     def found(self, identity: Identity) -> None:
-        """Begin a run; a ledger holds one."""
+        """Begin a run; a ledger holds one run."""
         ...
 
     def adopt(self, history: History) -> None:
@@ -107,23 +98,23 @@ class Ledger(Protocol):
         ...
 
     def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
-        """Rounds start .. stop."""
+        """Yield the rounds from `start` to `stop - 1`."""
         ...
 
     def written(self, start: int = 0, stop: int | None = None) -> Iterator[Written]:
-        """The same with their links, as they were written: they may not fit."""
+        """Yield the same rounds with their hashes as they were written, which may be wrong."""
         ...
 
     def commits(self, start: int = 0, stop: int | None = None) -> bytes:
-        """The scalars of rounds start .. stop, one after another."""
+        """Return the scalars of the rounds from `start` to `stop - 1`, one after another."""
         ...
 
     def head_at(self, rounds: int) -> Head:
-        """The head it had after so many rounds."""
+        """Return the head after so many rounds."""
         ...
 
     def seal(self, seal: Seal) -> None:
-        """Write what the federator says about a head; another one on the same head replaces it."""
+        """Write a seal; another one on the same head is replaced."""
         ...
 
     @property
@@ -132,16 +123,16 @@ class Ledger(Protocol):
         ...
 
     def faults(self) -> list[tuple[int, str]]:
-        """Rounds whose rows are not as they are written here, and why: a ledger that nobody touched has none."""
+        """Return the rounds whose rows no federator would have written so, and why; they were changed afterwards."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 
-def kept(identity: Identity, head: Head, decision: Decision) -> Decision:
-    """The decision as it is to be written; one that is not the next, or does not fit the run, is refused."""
+def prepared(identity: Identity, head: Head, decision: Decision) -> Decision:
+    """Return a decision as it is to be written; one that is not the next, or does not fit the run, is refused."""
     if decision.round != head.rounds:
         raise InvalidLedger(f"round {decision.round} cannot be appended: the next one is {head.rounds}")
     if head.votes is None:
@@ -158,11 +149,11 @@ def kept(identity: Identity, head: Head, decision: Decision) -> Decision:
 def check_seal(seal: Seal, head: Head) -> None:
     """Refuse a seal on another head."""
     if seal.commit != head.commit or head.votes not in (None, seal.votes):
-        raise InvalidLedger(f"a seal on round {seal.rounds} does not fit the ledger")
+        raise InvalidLedger(f"the seal on {seal.rounds} rounds does not match the ledger")
 
 
 class Memory:
-    """A ledger that goes with the process.
+    """A ledger in memory, which is lost with the process.
 
     >>> import numpy as np
     >>> from cyber0.config import Agreement
@@ -218,7 +209,7 @@ class Memory:
 
     def append(self, decision: Decision) -> Head:
         """As in `Ledger`."""
-        decision = kept(self.identity, self.head, decision)
+        decision = prepared(self.identity, self.head, decision)
         head = advance(self.head, decision)
         self._written.append(Written(decision, head.commit, head.votes))
         return head
@@ -269,8 +260,8 @@ class Memory:
 
 
 def imported_rounds(history: History) -> Iterator[Written]:
-    """The rounds of a history, as a ledger writes them; only the last has a link of votes."""
+    """Yield the rounds of a history as a ledger writes them; only the last has a hash of the votes' chain."""
     width, last = 4 * history.identity.plan.scalars, history.rounds - 1
-    for round, link in enumerate(history.links):  # noqa: A001
+    for round, commit in enumerate(history.hashes):  # noqa: A001
         decision = Decision(round, history.scalars[round * width : (round + 1) * width], ())
-        yield Written(decision, link, history.votes if round == last else None)
+        yield Written(decision, commit, history.votes if round == last else None)

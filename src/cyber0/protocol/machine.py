@@ -1,4 +1,4 @@
-"""The round machine: `step(state, event)` gives the next state and what to do about it. No clock, no I/O, no model.
+"""The round machine: `step(state, event)` returns the next state and what is to be done. No clock, no I/O, no model.
 
 A round is decided as soon as everybody it waits for has voted and a quorum is in. It waits for the invited clients
 that are present and keep up; at the deadline it stops waiting for those that have not voted. With too few votes by
@@ -37,7 +37,7 @@ __all__ = ["Founded", "State", "begin", "resume", "step"]
 
 
 def step(state: State, event: Event) -> Transition:
-    """What an event makes of a state, and the effects, to be executed in order.
+    """Return the state after an event, and the effects, to be executed in this order.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.messages import Hello
@@ -59,8 +59,8 @@ def step(state: State, event: Event) -> Transition:
         case Deadline(number, extension):
             if (number, extension) != (state.round, state.extension):
                 return state, []  # that round is decided
-            return _close(state)
-    return _settle(state, effects)
+            return _at_deadline(state)
+    return _decide_if_complete(state, effects)
 
 
 def _receive(state: State, stream: ClientStream, message: Vote | Evaluation) -> Transition:
@@ -71,12 +71,12 @@ def _receive(state: State, stream: ClientStream, message: Vote | Evaluation) -> 
         return state, [Evaluated(stream.client, message)] if evaluates else []
     if message.round < state.round:
         return _late(state, stream, message)
-    if reason := _unheard(state, stream.client, message):
+    if reason := _reason_to_reject(state, stream.client, message):
         return state, [Send(stream, Rejection(message.round, "rejected", reason, replay=reason == DIVERGED))]
     return _vote(state, stream, message)
 
 
-def _unheard(state: State, client: str, vote: Vote) -> str:
+def _reason_to_reject(state: State, client: str, vote: Vote) -> str:
     if vote.round > state.round or state.is_finished:
         return f"round {vote.round} is not open: {state.round} rounds are decided"
     if client not in state.settings.voters(vote.round):
@@ -89,12 +89,12 @@ def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
     votes = admit(state.votes, client, vote, state.settings.vote_bytes)
     state, before = replace(state, votes=votes, awaited=state.awaited | {client}), state.votes
     if client in votes.excluded and client not in before.excluded:
-        return state, _tell(stream, vote.round, votes.ballots(client)[-1])
+        return state, _rejection(stream, vote.round, votes.ballots(client)[-1])
     return state, []
 
 
 def _late(state: State, stream: ClientStream, vote: Vote) -> Transition:
-    """No offence. It shows that a client keeps up, so that the open round waits for it."""
+    """Take a vote for a decided round. It shows that the client keeps up, so the open round waits for it."""
     client, last = stream.client, state.round - 1
     if vote.round < last or client in state.diverged or client not in state.settings.voters(last):
         return state, []
@@ -102,25 +102,28 @@ def _late(state: State, stream: ClientStream, vote: Vote) -> Transition:
     if client in voted or len(vote.scalars) != state.settings.vote_bytes:
         return state, []
     votes = add_late(state.votes, client, vote)
-    return replace(state, votes=votes), _tell(stream, last, votes.late[client])
+    return replace(state, votes=votes), _rejection(stream, last, votes.late[client])
 
 
-def _tell(stream: ClientStream, number: int, ballot: Ballot) -> list[Effect]:
+def _rejection(stream: ClientStream, number: int, ballot: Ballot) -> list[Effect]:
     text = f"round {number}: the vote of {stream.client} does not count ({ballot.verdict}: {ballot.reason})"
     return [Send(stream, Rejection(number, ballot.verdict, ballot.reason, ballot.reason == DIVERGED)), Notice(text)]
 
 
-def _close(state: State) -> Transition:
-    """At the deadline: go on without those who have not voted, or extend it."""
+def _at_deadline(state: State) -> Transition:
+    """At the deadline, decide without those who have not voted; if that is not possible, extend it."""
     laggards = _waited_for(state)
     missed = {**state.missed, **{client: state.missed.get(client, 0) + 1 for client in laggards}}
     alone = replace(state, awaited=state.awaited - laggards, missed=missed, gathering=False, tried=frozenset())
-    settled, effects = _settle(alone, [])
+    settled, effects = _decide_if_complete(alone, [])
     return (settled, effects) if settled.round > state.round else _extend(settled, effects)
 
 
 def _waited_for(state: State) -> frozenset[str]:
-    """Whose votes are missing. After m missed deadlines a client holds up one round in 2**m: no liar can stall all."""
+    """Return whose votes the round waits for.
+
+    A client that missed m deadlines is waited for in one round of 2**m, so that no liar can delay every round.
+    """
     excused = {client for client, times in state.missed.items() if state.round % 2**times}
     missing = state.awaited - state.votes.counted.keys() - state.votes.excluded - excused
     return missing.intersection(state.settings.voters(state.round)) if missing else missing
@@ -136,8 +139,8 @@ def _extend(state: State, effects: list[Effect]) -> Transition:
     return replace(state, extension=extension), effects
 
 
-def _settle(state: State, effects: list[Effect]) -> Transition:
-    """Decide the open round if it can be."""
+def _decide_if_complete(state: State, effects: list[Effect]) -> Transition:
+    """Decide the open round if all votes that it waits for are in."""
     if not _is_complete(state):
         return state, effects
     state, found = _compare(state)
@@ -153,7 +156,7 @@ def _settle(state: State, effects: list[Effect]) -> Transition:
 
 
 def _is_complete(state: State) -> bool:
-    """Whether a quorum is in, and the vote of everybody the round waits for."""
+    """Return whether a quorum of votes is in, and the vote of everybody the round waits for."""
     counted = state.votes.counted
     if len(counted) < state.settings.quorum or state.gathering or state.is_finished:
         return False
@@ -163,7 +166,7 @@ def _is_complete(state: State) -> bool:
 
 
 def _compare(state: State) -> Transition:
-    """Set apart the votes of clients whose weights differ from a majority's."""
+    """Reject the votes of clients whose weights differ from the majority's."""
     apart = frozenset[str]()
     if state.round % state.settings.fingerprint_every == 0:
         apart = differing(state.votes.fingerprints)
@@ -174,7 +177,7 @@ def _compare(state: State) -> Transition:
         votes = set_apart(state.votes, client, DIVERGED)
         state = replace(state, votes=votes, diverged=state.diverged | {client}, awaited=state.awaited - {client})
         if client in state.present:
-            effects += _tell(state.present[client].stream, state.round, votes.ballots(client)[-1])
+            effects += _rejection(state.present[client].stream, state.round, votes.ballots(client)[-1])
     return state, effects
 
 

@@ -32,22 +32,14 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A client that knows only the federator's address asks what is trained there.
-
-    >>> Ask().version
-    1
-    """
+    """A client that knows only the federator's address asks what is trained there."""
 
     version: int = VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a client must know to build the model it says Hello with: the settings of the federation, in JSON.
-
-    >>> Invitation(b"{}").settings
-    b'{}'
-    """
+    """What a client must know to build the model it says Hello with: the settings of the federation, in JSON."""
 
     settings: bytes
     version: int = VERSION
@@ -62,9 +54,6 @@ class Hello:
     `replayed` answers a `replay`. `layout` is the manifest itself, as the JSON whose digest it has: a client that knows
     no run sends it, so that the federator, which has no model, can write it down. `meaning` is JSON with a digest for
     each part of the client's task that decides what a label means.
-
-    >>> Hello("alice", manifest=bytes(32), base=bytes(32)).commits
-    0
     """
 
     name: str
@@ -82,11 +71,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A client's scalars of a round as they travel; in some rounds with a fingerprint of the weights before it.
-
-    >>> Vote(0, bytes(4)).fingerprint is None
-    True
-    """
+    """A client's scalars of a round, as bytes; in some rounds with a fingerprint of the weights before it."""
 
     round: int
     scalars: bytes
@@ -108,11 +93,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A client's last word: it holds all commits, so many, and its weights have this fingerprint.
-
-    >>> Done(400, fingerprint=7).round
-    400
-    """
+    """A client's last message: it holds all commits up to `round`, and its weights have this fingerprint."""
 
     round: int
     fingerprint: int
@@ -120,11 +101,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The run's identity in canonical bytes, and the round that is open.
-
-    >>> Welcome(b"...", round=7).round
-    7
-    """
+    """The run's identity in canonical bytes, and the round that is open."""
 
     identity: bytes
     round: int
@@ -133,22 +110,14 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class RoundOpen:
-    """The federator waits for votes: at the start, after a catch-up, and when a deadline is extended.
-
-    >>> RoundOpen(7)
-    RoundOpen(round=7)
-    """
+    """The federator waits for votes. Sent at the start, after a catch-up, and when a deadline is extended."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What was decided in a round; the next one is open.
-
-    >>> Committed(7, bytes(4)).round
-    7
-    """
+    """The decision of a round, which opens the next one."""
 
     round: int
     scalars: bytes
@@ -156,11 +125,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Scalars of consecutive commits, one after the other, from round `first` on.
-
-    >>> CatchUp(0, bytes(8)).first
-    0
-    """
+    """Scalars of consecutive commits, one after the other, from round `first` on."""
 
     first: int
     scalars: bytes
@@ -168,11 +133,7 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A vote was not counted: the verdict, and the reason in words. `replay` is as in `Bye`.
-
-    >>> Rejection(7, "late", "round 7 is decided").verdict
-    'late'
-    """
+    """A vote was not counted: the verdict, and the reason in words. `replay` is as in `Bye`."""
 
     round: int
     verdict: Verdict
@@ -182,13 +143,15 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The federator's last word: the run is finished, or the client is refused for good, or may come again.
+    """The federator ends the stream: the run is finished, or the client is refused, or it may come again.
 
-    `replay` says that the client's weights are wrong: it is heard again once it has forgotten its vote for the open
-    round, built the weights anew from the base model and the commits, and said Hello with `replayed`.
+    Args:
+        reason: Why, in words.
+        finished: All rounds are decided.
+        final: The client need not come again.
+        replay: The client's weights are wrong. Its votes count again once it has forgotten its vote for the open
+            round, rebuilt its weights from the base model and the commits, and said Hello with `replayed`.
 
-    >>> Bye("all 400 rounds are decided", finished=True, final=True).final
-    True
     """
 
     reason: str

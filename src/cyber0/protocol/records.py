@@ -31,21 +31,17 @@ class Ballot:
 
     @classmethod
     def of(cls, client: str, verdict: Verdict, values: bytes, reason: str = "") -> "Ballot":
-        """A ballot with its values."""
+        """Return a ballot with its values."""
         return cls(client, verdict, values, hashlib.sha256(values).digest(), reason)
 
     def without_values(self) -> "Ballot":
-        """The same ballot for a ledger that keeps no votes."""
+        """Return the same ballot for a ledger that keeps no votes."""
         return replace(self, values=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decided round: the aggregated scalars as they travel, and the ballots in roster order.
-
-    >>> Decision(0, to_wire([[1.0]]), ()).scalars.hex()
-    '0000803f'
-    """
+    """A decided round: the aggregated scalars as they travel, and the ballots in roster order."""
 
     round: int
     scalars: bytes
@@ -53,7 +49,7 @@ class Decision:
 
 
 def to_wire(scalars: object) -> bytes:
-    """Scalars [rows, directions] as they travel: little-endian float32, row by row.
+    """Return the bytes of scalars [rows, directions]: little-endian float32, row by row.
 
     >>> to_wire([[1.0, -2.0]]).hex()
     '0000803f000000c0'
@@ -62,7 +58,7 @@ def to_wire(scalars: object) -> bytes:
 
 
 def from_wire(data: bytes, rows: int) -> NDArray[np.float32]:
-    """The scalars [rows, directions] of bytes whose length has been checked.
+    """Return the scalars [rows, directions] in bytes, whose length must have been checked.
 
     >>> from_wire(to_wire([[1.0], [2.0]]), rows=2)
     array([[1.],

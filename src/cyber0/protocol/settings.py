@@ -107,12 +107,12 @@ class Settings:
 
     @cached_property
     def plan(self) -> Plan:
-        """What clients agree on before each round."""
+        """The plan of the run's rounds."""
         return self.agreement.plan
 
     @cached_property
     def rule(self) -> aggregation.Composition:
-        """The rule that aggregates votes. On a client, do not ask: it may be code of the federator's."""
+        """The rule that aggregates votes. Not for clients: it may be code that the federator names."""
         return aggregation.get_rule(self.agreement.rule)
 
     @cached_property
@@ -130,7 +130,7 @@ class Settings:
 
     @property
     def vote_bytes(self) -> int:
-        """How long the scalars of a vote are."""
+        """The bytes of a vote's scalars."""
         return 4 * self.plan.scalars
 
     @cached_property

@@ -21,7 +21,7 @@ PublicKey = EllipticCurvePublicKey | Ed25519PublicKey
 
 
 def private_key(path: Path) -> PrivateKey:
-    """The key that signs, from a PEM file without a password.
+    """Return the private key in a PEM file without a password.
 
     >>> private_key(Path("no/such/key.pem"))
     Traceback (most recent call last):
@@ -38,7 +38,7 @@ def private_key(path: Path) -> PrivateKey:
 
 
 def public_key(path: Path) -> PublicKey:
-    """The key that a signature is checked with, from a certificate or a public key in PEM.
+    """Return the public key in a PEM file that holds a certificate or a public key.
 
     >>> public_key(Path("no/such/certificate.pem"))
     Traceback (most recent call last):
@@ -56,7 +56,7 @@ def public_key(path: Path) -> PublicKey:
 
 
 def signed(seal: Seal, identity: bytes, key: PrivateKey) -> Seal:
-    """The seal with its signature by a key.
+    """Return a seal with its signature by a key.
 
     >>> from cyber0.protocol.chain import genesis
     >>> key = Ed25519PrivateKey.generate()
@@ -71,7 +71,7 @@ def signed(seal: Seal, identity: bytes, key: PrivateKey) -> Seal:
 
 
 def is_signed(seal: Seal, identity: bytes, key: PublicKey) -> bool:
-    """Whether a seal bears a signature by the private half of a key.
+    """Return whether a seal is signed by the private key that belongs to this public key.
 
     >>> from cyber0.protocol.chain import genesis
     >>> is_signed(Seal.of(genesis(bytes(32))), bytes(32), Ed25519PrivateKey.generate().public_key())

@@ -1,4 +1,4 @@
-"""The ledger on disk: one SQLite file, which one federator writes and anybody reads meanwhile."""
+"""The ledger on disk: one SQLite file, which one federator writes while others may read it."""
 
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator
@@ -12,9 +12,9 @@ from typing import Any, Self
 from cyber0.errors import InvalidLedger
 from cyber0.protocol.chain import Head, Seal, advance, genesis
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import History, Written, check_seal, imported_rounds, kept
+from cyber0.protocol.ledger import History, Written, check_seal, imported_rounds, prepared
 from cyber0.protocol.records import Ballot, Decision
-from cyber0.protocol.storage import connected, leave_wal, locked, sync_folder
+from cyber0.protocol.storage import connect, leave_wal, lock, sync_folder
 
 __all__ = ["File"]
 
@@ -66,11 +66,11 @@ class File:
         self._lock: Any = None
         self._identity: Identity | None = None
         self._head: Head | None = None
-        self._connection: Any = connected(self.path, read_only=read_only)
+        self._connection: Any = connect(self.path, read_only=read_only)
         try:
             self._check_schema()
             if not read_only:
-                self._lock = locked(self.path)
+                self._lock = lock(self.path)
                 for setting in ("journal_mode = WAL", f"synchronous = {synchronous}"):
                     self._connection.execute(f"PRAGMA {setting}")
         except sqlite3.Error as error:
@@ -108,7 +108,7 @@ class File:
         """As in `Ledger`."""
         imported = self._all("SELECT imported FROM run")[0][0]
         if not isinstance(imported, int):
-            raise InvalidLedger(f"{self.path} is damaged: imported = {imported!r} is no number of rounds")
+            raise InvalidLedger(f"{self.path} is damaged: imported = {imported!r} must be a number of rounds")
         return imported
 
     @property
@@ -150,7 +150,7 @@ class File:
         head = self.head
         with self._writing():
             for decision in decisions:
-                decided = kept(self.identity, head, decision)
+                decided = prepared(self.identity, head, decision)
                 head = advance(head, decided)
                 self._insert(Written(decided, head.commit, head.votes))
         self._head = head
@@ -217,7 +217,7 @@ class File:
     def _seal(self, rounds: int, commit: Any, votes: Any, mark: Any, signature: Any) -> Seal:
         blobs = isinstance(commit, bytes) and isinstance(votes, bytes) and isinstance(signature, bytes | None)
         if not blobs or not (mark is None or (isinstance(mark, bytes) and len(mark) == 8)):
-            raise InvalidLedger(f"{self.path} is damaged: the seal on {rounds} rounds is none")
+            raise InvalidLedger(f"{self.path} is damaged: the seal on {rounds} rounds cannot be read")
         return Seal(rounds, commit, votes, None if mark is None else int.from_bytes(mark, "little"), signature)
 
     def faults(self) -> list[tuple[int, str]]:
@@ -226,7 +226,7 @@ class File:
         return sorted((number if isinstance(number, int) else -1, problem) for number, problem in found)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many ballots of each verdict each client has."""
+        """Return how many ballots of each verdict each client has."""
         counts: dict[str, dict[str, int]] = {name: {} for name in self.identity.roster}
         for client, verdict, number in self._all(
             "SELECT client, verdict, count(*) FROM ballots GROUP BY client, verdict ORDER BY client, verdict"
@@ -235,7 +235,7 @@ class File:
         return counts
 
     def close(self) -> None:
-        """Close the file, and leave no other beside it but the lock's."""
+        """Close the file; only that of the lock stays beside it."""
         if self._lock is not None:
             leave_wal(self._connection)
             self._connection.close()
@@ -263,7 +263,7 @@ class File:
 
     @contextmanager
     def _writing(self) -> Generator[None]:
-        """One transaction, on disk when it ends."""
+        """Write in one transaction, which is on disk when it ends."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -278,7 +278,7 @@ class File:
 
 
 def _ballot(row: tuple[Any, ...]) -> Ballot:
-    """A ballot as it was written; whatever else stands in its place still makes one, which fits no chain."""
+    """Return a ballot of a row. A row that was tampered with gives one, too, whose hash does not match the chain."""
     _, _, client, verdict, reason, vote, digest = row
     if vote is not None:
         return Ballot.of(str(client), verdict, _bytes(vote), str(reason))

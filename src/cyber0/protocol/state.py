@@ -1,4 +1,4 @@
-"""What a federator knows between two events; all that must outlive it is in its ledger."""
+"""What a federator knows between two events. What must survive a crash is in its ledger."""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,11 +19,7 @@ __all__ = ["Founded", "State", "Transition", "begin", "restored", "resume"]
 
 @dataclass(frozen=True, slots=True)
 class Founded:
-    """What a run was founded on: digests of the model's layout and weights, the run's identity, what labels mean.
-
-    >>> Founded(bytes(32), bytes(32), b"...").digest.hex()[:8]
-    'ab5df625'
-    """
+    """What a run was founded on: digests of the model's layout and weights, the run's identity, what labels mean."""
 
     manifest: bytes
     base: bytes
@@ -44,22 +40,17 @@ class Founded:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of `cyber0.protocol.machine.step`.
-
-    >>> from cyber0.config import RunConfig
-    >>> State(Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol"))).is_finished
-    False
-    """
+    """The state of `cyber0.protocol.machine.step`."""
 
     settings: Settings
     round: int = 0  # the open one: as many are committed
     founded: Founded | None = None
-    present: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # they are sent each commit
-    awaited: frozenset[str] = frozenset()  # those of them that keep up: a round waits for them
-    missed: Mapping[str, int] = field(default_factory=dict[str, int])  # how many deadlines a client let pass
-    diverged: frozenset[str] = frozenset()  # their weights are known to be wrong
+    present: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # who is sent each commit
+    awaited: frozenset[str] = frozenset()  # those of them that keep up; a round waits for their votes
+    missed: Mapping[str, int] = field(default_factory=dict[str, int])  # how many deadlines each client has missed
+    diverged: frozenset[str] = frozenset()  # whose weights are known to be wrong
     votes: Votes = field(default_factory=Votes)  # for the open round
-    voted: frozenset[str] = frozenset()  # their votes for the last round are known
+    voted: frozenset[str] = frozenset()  # whose votes for the last round are known
     extension: int | None = None  # how often the open round's deadline was extended; None while it has none
     gathering: bool = True  # after a start, until the whole roster was there or a deadline has passed
     tried: frozenset[str] = frozenset()  # whose votes the rule could make no commit of
@@ -67,11 +58,11 @@ class State:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all rounds are committed."""
+        """Whether all rounds are decided."""
         return self.round >= self.settings.agreement.rounds
 
     def is_current(self, stream: ClientStream) -> bool:
-        """Whether this is the stream on which a client is present."""
+        """Return whether this is the stream that a client uses now; it may have opened another one since."""
         return stream.client in self.present and self.present[stream.client].stream == stream
 
 
@@ -84,13 +75,7 @@ def begin(settings: Settings) -> State:
 
 
 def resume(settings: Settings, founded: Founded, commits: int, memory: Any = None) -> State:
-    """Return a federation of which so many rounds are committed, after which its rule has this memory.
-
-    >>> from cyber0.config import RunConfig
-    >>> settings = Settings.of(RunConfig(clients=3, byzantine=1), ("alice", "bob", "carol"))
-    >>> resume(settings, Founded(bytes(32), bytes(32), b"..."), commits=7).round
-    7
-    """
+    """Return a federation of which so many rounds are committed, after which its rule has this memory."""
     return State(settings, commits, founded, voted=frozenset(settings.roster), memory=memory)
 
 

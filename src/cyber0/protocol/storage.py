@@ -9,20 +9,20 @@ from urllib.parse import quote
 from cyber0 import files
 from cyber0.errors import InvalidLedger
 
-__all__ = ["connected", "leave_wal", "locked", "sync_folder"]
+__all__ = ["connect", "leave_wal", "lock", "sync_folder"]
 
 
-def connected(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """A connection to a database that can be read; to write, one that is not there is made.
+def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Return a connection to a database, which is made if it does not exist and is not `read_only`.
 
-    >>> connected(Path("no/such/run.ledger"), read_only=True)
+    >>> connect(Path("no/such/run.ledger"), read_only=True)
     Traceback (most recent call last):
     cyber0.errors.InvalidLedger: there is no ledger no/such/run.ledger
     """
     _check_place(path, read_only=read_only)
     modes = ["mode=ro", "mode=ro&immutable=1"] if read_only else ["mode=rwc"]
     if _beside(path, "-wal").exists():
-        modes = modes[:1]  # what is in there counts: nothing but SQLite's own way will do
+        modes = modes[:1]  # an immutable database would be read without what is in there
     problem = ""
     for mode in modes:
         try:
@@ -62,13 +62,10 @@ def _sentence(path: Path, problem: str) -> str:
     return f"{path} cannot be opened: {problem}"
 
 
-def locked(path: Path) -> Any:
-    """A file beside the ledger, locked for this process: the lock goes with the process, however it ends.
+def lock(path: Path) -> Any:
+    """Return a file beside the ledger, locked for this process until the process ends, however it ends.
 
-    Not the ledger itself: closing a file would drop the locks that SQLite holds on it.
-
-    >>> from tempfile import mkdtemp
-    >>> locked(Path(mkdtemp()) / "run.ledger").close()
+    The ledger itself cannot be locked so: closing it would drop the locks that SQLite holds on it.
     """
     try:
         return files.lock_file(
@@ -80,10 +77,7 @@ def locked(path: Path) -> Any:
 
 
 def leave_wal(connection: sqlite3.Connection) -> None:
-    """Put everything into the one file, so that reading it needs no other beside it; not while somebody reads.
-
-    >>> leave_wal(sqlite3.connect(":memory:"))
-    """
+    """Put everything into the one file, so that reading needs no other beside it; not while somebody reads."""
     try:
         connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA journal_mode = DELETE").fetchone()
@@ -92,10 +86,7 @@ def leave_wal(connection: sqlite3.Connection) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a new file's name as durable as its content.
-
-    >>> sync_folder(Path("run.ledger"))
-    """
+    """Write the folder of a new file to disk, so that the file's name is as durable as its content."""
     if os.name == "posix":
         folder = os.open(path.resolve().parent, os.O_RDONLY)
         try:

@@ -1,6 +1,6 @@
-"""Whether a ledger is what it claims to be: its chains, its votes, every aggregate, its seals.
+"""Verify a ledger: its chains, its votes, every aggregate, its seals.
 
-What is found is a sentence about the first round that does not fit: after it, nothing in the chain can.
+A finding is a sentence about the first round that is wrong; the rounds after it cannot match the chain either.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,7 @@ __all__ = ["Report", "verify"]
 
 @dataclass
 class Report:
-    """What was checked of a ledger, and what was found.
-
-    >>> Report(Head(0, bytes(32), bytes(32))).sound
-    True
-    """
+    """What was checked of a ledger, and what is wrong with it."""
 
     head: Head
     aggregates: int = 0  # rounds whose scalars were computed again from their votes
@@ -37,7 +33,7 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found."""
+        """Whether nothing is wrong."""
         return not self.findings
 
 
@@ -49,9 +45,14 @@ def verify(
     own_rule: bool = False,
     watch: Callable[[int], None] = lambda _: None,
 ) -> Report:
-    """Check a ledger from its identity to its end, and against a known head or a signer's key where one is given.
+    """Check a ledger from its identity to its end, and report what was checked and what is wrong.
 
-    A rule that is code of somebody else (`package.module:rule`) runs only where `own_rule` says that it may.
+    Args:
+        ledger: What to check.
+        head: A hash that must be in one of its chains.
+        signer: The key that must have signed it.
+        own_rule: Whether a rule that is given as `package.module:rule` may be imported and run.
+        watch: A function that is called with the number of rounds checked so far.
 
     >>> import numpy as np
     >>> from cyber0.config import Agreement
@@ -64,6 +65,7 @@ def verify(
     >>> head = ledger.append(Decision(0, to_wire([[1.0]]), (Ballot.of("ann", "counted", to_wire([[2.0]])),)))
     >>> verify(ledger).findings
     ['round 0: its scalars are not what cwtm makes of the counted votes']
+
     """
     report = Report(genesis(ledger.identity.digest))
     seals = ledger.seals  # first: a federator may append more meanwhile
@@ -78,31 +80,31 @@ def verify(
 
 
 def _check_rounds(report: Report, ledger: Ledger, own_rule: bool, watch: Callable[[int], None]) -> list[Head]:
-    """The heads after 0, 1, ... rounds, up to the first that does not fit."""
+    """Return the heads after 0, 1, ... rounds, up to the first round that is wrong."""
     imported = ledger.imported
     heads = [replace(report.head, votes=None) if imported else report.head]
     for round, problem in ledger.faults():  # noqa: A001
         report.findings.append(f"round {round}: it {problem}")
         return heads
-    judge = _Judge(ledger.identity, ledger.imported, own_rule)
+    checker = _Checker(ledger.identity, ledger.imported, own_rule)
     for written in ledger.written():
         try:
-            heads.append(judge.take(heads[-1], written))
-        except _Unfit as unfit:
-            report.findings.append(f"round {heads[-1].rounds}: {unfit}")
+            heads.append(checker.check(heads[-1], written))
+        except _Wrong as wrong:
+            report.findings.append(f"round {heads[-1].rounds}: {wrong}")
             return heads
-        report.aggregates = judge.aggregates
+        report.aggregates = checker.aggregates
         watch(len(heads) - 1)
     if not 0 <= imported < len(heads):
         report.findings.append(f"round {len(heads) - 1}: it is missing, though {imported} rounds were imported")
     return heads
 
 
-class _Unfit(Exception):
-    """Why a round does not fit."""
+class _Wrong(Exception):
+    """What is wrong with a round."""
 
 
-class _Judge:
+class _Checker:
     def __init__(self, identity: Identity, imported: int, own_rule: bool) -> None:
         self.identity, self.imported, self.aggregates = identity, imported, 0
         self.places = {client: place for place, client in enumerate(identity.roster)}
@@ -110,20 +112,20 @@ class _Judge:
         self.rule = aggregation.get_rule(identity.agreement.rule) if runs else None
         self.memory = None if self.rule is None else aggregation.begin(self.rule)
 
-    def take(self, head: Head, written: Written) -> Head:
-        """The head after a round that fits; else `_Unfit`."""
+    def check(self, head: Head, written: Written) -> Head:
+        """Return the head after a round; raise _Wrong if something is wrong with it."""
         decision = written.decision
         if decision.round != head.rounds:
-            raise _Unfit("it is missing")
+            raise _Wrong("it is missing")
         following = advance(head, decision)
         if written.commit != following.commit or len(decision.scalars) != 4 * self.identity.plan.scalars:
-            raise _Unfit("its scalars do not fit the chain")
+            raise _Wrong("its scalars do not match the chain")
         if decision.round < self.imported:
             following = self._without_votes(following, written)
         elif written.votes != following.votes:
-            raise _Unfit("its votes do not fit the chain")
+            raise _Wrong("its votes do not match the chain")
         else:
-            self._judge(decision)
+            self._check_ballots(decision)
         self._remember(decision.scalars)
         return following
 
@@ -133,50 +135,50 @@ class _Judge:
             try:
                 self.memory = aggregation.after(self.rule, self.memory, from_wire(scalars, self.identity.plan.rows))
             except Cyber0Error as error:
-                raise _Unfit(f"what follows it cannot be aggregated: {error}") from None
+                raise _Wrong(f"what follows it cannot be aggregated: {error}") from None
 
     def _without_votes(self, following: Head, written: Written) -> Head:
         last = following.rounds == self.imported
         if written.decision.ballots or (written.votes is not None and not last):
-            raise _Unfit("it has votes, though it is said to be imported without")
+            raise _Wrong("it has votes, though it is recorded as imported without them")
         return replace(following, votes=written.votes)
 
-    def _judge(self, decision: Decision) -> None:
+    def _check_ballots(self, decision: Decision) -> None:
         places = [self.places.get(ballot.client, -1) for ballot in decision.ballots]
         if -1 in places:
-            raise _Unfit(f"{decision.ballots[places.index(-1)].client!r} is not in the roster")
+            raise _Wrong(f"{decision.ballots[places.index(-1)].client!r} is not on the roster")
         if places != sorted(places):
-            raise _Unfit("its ballots are not in the roster's order")
+            raise _Wrong("its ballots are not in the roster's order")
         counted = [ballot for ballot in decision.ballots if ballot.verdict == "counted"]
         if len({ballot.client for ballot in counted}) < len(counted):
-            raise _Unfit("a client is counted twice")
+            raise _Wrong("a client is counted twice")
         if not {ballot.verdict for ballot in decision.ballots} <= set(get_args(Verdict)):
-            raise _Unfit("a verdict is none that there is")
+            raise _Wrong(f"a ballot has an unknown verdict: the verdicts are {', '.join(get_args(Verdict))}")
         if len(counted) < (least := 2 * self.identity.agreement.byzantine + 1):
-            raise _Unfit(f"{len(counted)} votes are counted: at least {least} must be")
+            raise _Wrong(f"{len(counted)} votes are counted: at least {least} must be")
         values = [ballot.values for ballot in counted if ballot.values is not None]
         if self.identity.keep_votes and len(values) < len(counted):
-            raise _Unfit("the values of a counted vote are missing, though this run keeps them")
+            raise _Wrong("the values of a counted vote are missing, though this run keeps them")
         if len(values) == len(counted) and self.rule is not None:
-            self._compute(self.rule, decision.scalars, values)
+            self._check_aggregate(self.rule, decision.scalars, values)
 
-    def _compute(self, rule: aggregation.Composition, scalars: bytes, values: list[bytes]) -> None:
+    def _check_aggregate(self, rule: aggregation.Composition, scalars: bytes, values: list[bytes]) -> None:
         if any(len(value) != len(scalars) for value in values):
-            raise _Unfit("a vote of the wrong length is counted")
+            raise _Wrong("a vote of the wrong length is counted")
         votes = np.stack([from_wire(value, self.identity.plan.rows) for value in values], axis=1)
         if not admissible(votes).all():
-            raise _Unfit("a vote that is not finite is counted")
+            raise _Wrong("a vote that is not finite is counted")
         try:
             decided = decide(rule, votes, self.identity.agreement.byzantine, self.memory)
         except Cyber0Error as error:
-            raise _Unfit(f"its votes cannot be aggregated: {error}") from None
+            raise _Wrong(f"its votes cannot be aggregated: {error}") from None
         if to_wire(decided) != scalars:
-            raise _Unfit(f"its scalars are not what {self.identity.agreement.rule} makes of the counted votes")
+            raise _Wrong(f"its scalars are not what {self.identity.agreement.rule} makes of the counted votes")
         self.aggregates += 1
 
 
 def _is_own(identity: Identity) -> bool:
-    """Whether the rule is code that is not of this package."""
+    """Return whether the rule is code of the user's."""
     return ":" in identity.agreement.rule
 
 
@@ -184,10 +186,11 @@ def _check_seals(report: Report, seals: list[Seal], heads: list[Head]) -> None:
     for seal in seals:
         if not 0 <= seal.rounds < len(heads):
             report.findings.append(
-                f"round {len(heads) - 1}: it is missing, for a seal speaks of {seal.rounds} rounds: the tail is cut off"
+                f"round {len(heads) - 1}: it is missing, "
+                f"for there is a seal on {seal.rounds} rounds: the tail was cut off"
             )
         elif seal.commit != heads[seal.rounds].commit or heads[seal.rounds].votes not in (None, seal.votes):
-            report.findings.append(f"round {max(seal.rounds - 1, 0)}: the seal after it speaks of another history")
+            report.findings.append(f"round {max(seal.rounds - 1, 0)}: the seal after it is on another history")
 
 
 def _check_signer(report: Report, identity: Identity, seals: list[Seal], signer: PublicKey | None) -> None:
@@ -199,7 +202,7 @@ def _check_signer(report: Report, identity: Identity, seals: list[Seal], signer:
         elif seal.signature is not None:
             report.findings.append(f"round {max(seal.rounds - 1, 0)}: the seal after it is not signed by this signer")
     if report.signed is None and report.sound:
-        report.findings.append("nothing in it is signed: it cannot be told from another history by this signer")
+        report.findings.append("nothing in it is signed, so that this signer does not vouch for any of it")
 
 
 def _check_known(report: Report, heads: list[Head], known: bytes | None) -> None:
@@ -220,7 +223,9 @@ def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
     if ledger.imported:
         report.notes.append(f"{ledger.imported} rounds were imported without their votes")
     if unchecked and _is_own(ledger.identity) and not own_rule:
-        report.notes.append(f"rule {ledger.identity.agreement.rule} is code of somebody: it was not run")
+        report.notes.append(
+            f"the rule {ledger.identity.agreement.rule} is code, and was not run: say --own-rule if it is yours"
+        )
     if unchecked:
         report.notes.append(f"the aggregates of {unchecked} rounds were not checked: their votes' values are not here")
     if report.signed is not None and report.signed < report.head.rounds:
