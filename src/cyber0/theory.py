@@ -1,8 +1,9 @@
-"""The theorems of the CyBeR-0 paper, evaluated: how many directions, which learning rate, how small a gradient.
+"""The conditions and the bound of Theorem 2 of the CyBeR-0 paper, as functions.
 
 Theorem 2 (Lipschitz objective functions) bounds the squared gradient of the honest clients' loss, averaged over the
-rounds, with probability 1 - delta. It asks for (a) a small learning rate, `largest_lr`, and (b) many directions,
-`least_directions`; then `theorem_2` is the bound. The rule enters by its kappa (Definition 2), `proven_kappa`.
+rounds, with probability 1 - delta. Its conditions are (a) a small learning rate, at most `largest_lr`, and (b) many
+directions, at least `least_directions`; `theorem_2` is the bound. It depends on the rule by its kappa (Definition 2),
+`proven_kappa`.
 
 >>> least_directions(honest=30, rounds=400, local_epochs=1, delta=0.05)  # the MNIST study, which uses 64
 836
@@ -27,7 +28,7 @@ __all__ = ["Bound", "Constants", "distortion", "largest_lr", "least_directions",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What Theorem 2 assumes of the honest clients' losses.
+    """The constants that Theorem 2 assumes of the honest clients' losses.
 
     - `loss_gap`: F_H(w_1) - F_H*, how far the first model's loss is above the least one.
     - `gradient_lipschitz`: L of Assumption 1, how fast a client's gradient changes.
@@ -55,24 +56,20 @@ class Constants:
 
 
 class Bound(NamedTuple):
-    """The four terms of Theorem 2: their sum bounds the average over the rounds of E |grad F_H|^2.
-
-    >>> Bound(start=4.0, drift=1.0, variance=0.25, bias=0.5).total
-    5.75
-    """
+    """The four terms of Theorem 2; their sum bounds the average over the rounds of E |grad F_H|^2."""
 
     start: float
-    """What is left of the first model's loss."""
+    """From the loss of the first model."""
     drift: float
-    """Local models that drift apart during a round, and liars."""
+    """From local models that drift apart during a round, and from Byzantine clients."""
     variance: float
-    """Few directions for many parameters."""
+    """From estimating many parameters by few directions."""
     bias: float
-    """Liars, and differences of losses in place of derivatives."""
+    """From Byzantine clients, and from finite differences in place of derivatives."""
 
     @property
     def total(self) -> float:
-        """The bound."""
+        """Return the bound, the sum of the four terms."""
         return sum(self)
 
 
@@ -103,9 +100,9 @@ def largest_lr(constants: Constants, local_epochs: int) -> float:
     >>> largest_lr(Constants(gradient_lipschitz=2.0), local_epochs=1) == 1 / 52
     True
     """
-    spread = math.hypot(constants.average_lipschitz, math.sqrt(constants.divergence))
-    slowest = max(26 * constants.gradient_lipschitz, 4 * spread)
-    return 1 / (_integer("local_epochs", local_epochs) * slowest)
+    root = math.hypot(constants.average_lipschitz, math.sqrt(constants.divergence))
+    steepest = max(26 * constants.gradient_lipschitz, 4 * root)
+    return 1 / (_integer("local_epochs", local_epochs) * steepest)
 
 
 def theorem_2(

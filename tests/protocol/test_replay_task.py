@@ -169,5 +169,5 @@ def test_an_old_file_goes_by_its_name_only_where_it_is_not_at_its_path(tmp_path)
 def test_code_of_others_is_not_run_whatever_is_in_the_folder(tmp_path):
     (tmp_path / "my.toml").touch()
     agreement = Agreement(task="sst2(prompt='/no/my.toml', adapter='os:system')", clients=1, byzantine=0)
-    with pytest.raises(InvalidConfig, match="is code of somebody"):
+    with pytest.raises(InvalidConfig, match="would run code from outside the library"):
         base(Identity(agreement, ("ann",), "0" * 64, "0" * 64), None, tmp_path)

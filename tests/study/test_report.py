@@ -12,7 +12,7 @@ from cyber0.errors import InvalidData
 from cyber0.study.report import render, write
 from cyber0.study.results import Failure, Results
 from cyber0.study.statistics import agreement, measure
-from cyber0.study.tables import signed, spread
+from cyber0.study.tables import mean_and_sd, signed
 
 VOID = {"meta", "br"}
 RECIPE = small(**PAPER, figures=FIGURES, note="Mind `<b>` here.\n\nAnd there.")
@@ -83,9 +83,9 @@ def test_every_number_is_on_the_page(page):
     assert f"{found.rmse:.1f}" in text
     assert signed(found.bias) in text
     for cell in cells:
-        assert f"{spread(cell.paper)} · {signed(cell.difference.value)}" in text
+        assert f"{mean_and_sd(cell.paper)} · {signed(cell.difference.value)}" in text
         assert f"{signed(cell.difference.low)} to {signed(cell.difference.high)}" in text
-        assert f"{spread(cell.best)}" in text
+        assert f"{mean_and_sd(cell.best)}" in text
 
 
 def test_words_of_users_are_shown_not_obeyed(page):

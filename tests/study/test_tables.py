@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.study.synthetic import PAPER, invent, small, table1
 
 from cyber0.study.statistics import Measured, Sample, measure
-from cyber0.study.tables import NOT_ASKED, Grid, grid, signed, spread, to_csv, to_latex, to_markdown
+from cyber0.study.tables import NO_CELL, Grid, grid, mean_and_sd, signed, to_csv, to_latex, to_markdown
 
 WHOLE = table1(seeds=2)
 CELLS = measure(WHOLE)
@@ -30,17 +30,17 @@ def test_rows_and_columns_stand_as_the_recipe_lists_them():
 def test_every_published_number_stands_beside_ours():
     text = to_markdown(GRID)
     for cell in CELLS:
-        paper = f" (paper {spread(cell.paper)}, {signed(cell.difference.value)})" if cell.paper else ""
-        assert f"{spread(cell.best)}{paper}" in text.replace("**", "")
+        paper = f" (paper {mean_and_sd(cell.paper)}, {signed(cell.difference.value)})" if cell.paper else ""
+        assert f"{mean_and_sd(cell.best)}{paper}" in text.replace("**", "")
     latex = to_latex(GRID)
     for cell in CELLS:
         for sample in filter(None, (cell.best, cell.paper)):
-            assert spread(sample).replace("±", r"$\pm$") in latex
+            assert mean_and_sd(sample).replace("±", r"$\pm$") in latex
 
 
 def test_the_bold_entry_is_the_least_of_its_row():
     for line in to_markdown(GRID).split("\n\n")[0].splitlines()[2:]:
-        row = [entry for entry in entries(line)[2:-1] if entry != NOT_ASKED]
+        row = [entry for entry in entries(line)[2:-1] if entry != NO_CELL]
         means = [float(entry.strip("*").split()[0]) for entry in row]
         (bold,) = [mean for mean, entry in zip(means, row, strict=True) if entry.startswith("**")]
         assert bold == min(means) == float(entries(line)[-1].split()[0])

@@ -17,7 +17,7 @@ from cyber0.protocol import export as exports
 from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import Verdict
 from cyber0.protocol.sqlite import File
-from cyber0.replay import opened
+from cyber0.replay import open_ledger
 
 __all__ = ["ledger"]
 
@@ -46,7 +46,7 @@ def line(console: Console, name: str, value: object) -> None:
 def show(file: Run) -> None:
     """Show what a ledger or an exported run holds."""
     console = Console()
-    with opened(file) as run:
+    with open_ledger(file) as run:
         _show_run(console, run)
         line(console, "size", f"{file.stat().st_size:,} bytes")
         if isinstance(run, File):
@@ -108,7 +108,7 @@ def export(
     for name, value in (("--data", data), ("--model", model)):
         if value is not None and not file.is_dir():
             raise InvalidConfig(f"{name} {value} is for the folder of a run, and {file} is none: leave it out")
-    with _played(file, None if data is None else str(data), model) if file.is_dir() else opened(file) as run:
+    with _played(file, None if data is None else str(data), model) if file.is_dir() else open_ledger(file) as run:
         history = exports.history(run, rounds)
     size = exports.write(out, history)
     console = Console()

@@ -13,7 +13,7 @@ from cyber0.extras import require
 from cyber0.parameters import Parameters
 from cyber0.progress import Progress
 from cyber0.protocol.ledger import Ledger
-from cyber0.replay import Weights, opened, rebuild
+from cyber0.replay import Weights, open_ledger, rebuild
 from cyber0.replay import base as base_of
 
 __all__ = ["replay"]
@@ -46,7 +46,7 @@ def replay(
     """Rebuild a trained model, bit for bit, from the weights it began with and its ledger or exported run."""
     check_task_options(base, data, model)
     console = Console()
-    with opened(run) as ledger:
+    with open_ledger(run) as ledger:
         weights, parameters = begun_with(ledger, base, data, model)
         count = ledger.head.rounds if rounds is None else rounds
         begin = time.perf_counter()

@@ -15,7 +15,7 @@ from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.signing import public_key
 from cyber0.protocol.verify import Report
 from cyber0.protocol.verify import verify as check
-from cyber0.replay import opened, rebuild
+from cyber0.replay import open_ledger, rebuild
 
 __all__ = ["verify"]
 
@@ -46,7 +46,7 @@ def verify(
     check_task_options(base, data, model)
     console = Console()
     key = None if signer is None else public_key(signer)
-    with opened(run) as ledger:
+    with open_ledger(run) as ledger:
         with Progress(console, "verifying", ledger.head.rounds) as progress:
             report = check(ledger, head=_known(head), signer=key, own_rule=own_rule, watch=progress.update)
         if base is not None and report.sound:

@@ -1,6 +1,6 @@
-"""A trained model from its base and its commits: `model at round t = fold(apply, base, commits 1..t)`."""
+"""Rebuild a trained model from its base and its commits: `model at round t = fold(apply, base, commits 1..t)`."""
 
-from cyber0.replay.rebuild import base, opened, rebuild
+from cyber0.replay.rebuild import base, open_ledger, rebuild
 from cyber0.replay.weights import Weights
 
-__all__ = ["Weights", "base", "opened", "rebuild"]
+__all__ = ["Weights", "base", "open_ledger", "rebuild"]

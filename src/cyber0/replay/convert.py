@@ -1,4 +1,4 @@
-"""A pretrained file as the weights a run begins with: of the run's precision, with zeros for what the file lacks."""
+"""Convert a pretrained file to the weights a run starts from: to its precision, with zeros for missing tensors."""
 
 from math import prod
 from typing import Any
@@ -10,40 +10,41 @@ from cyber0.errors import InvalidParameters
 from cyber0.parameters import Entry, Manifest
 from cyber0.replay.weights import TYPES, Weights
 
-__all__ = ["fitted", "lacking"]
+__all__ = ["convert", "missing_tensors"]
 
 READ = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
-def lacking(weights: Weights, manifest: Manifest) -> list[str]:
-    """The tensors of a manifest that are not there.
+def missing_tensors(weights: Weights, manifest: Manifest) -> list[str]:
+    """Return the names of the tensors of a manifest that the weights do not have.
 
     >>> weights = Weights.of({"w": np.zeros(3, dtype=np.float32)})
-    >>> lacking(weights, Manifest((*weights.order.entries, Entry("head", (2, 3), "float32", 3))))
+    >>> missing_tensors(weights, Manifest((*weights.order.entries, Entry("head", (2, 3), "float32", 3))))
     ['head']
     """
     return [entry.name for entry in manifest.entries if entry.name not in weights.header]
 
 
-def fitted(weights: Weights, manifest: Manifest) -> Weights:
-    """Weights whose tensors are those of a manifest; what it does not name passes through untouched.
+def convert(weights: Weights, manifest: Manifest) -> Weights:
+    """Return weights with the tensors of a manifest, in its types; other tensors are kept as they are.
 
-    float16 and bf16 become float32 as they are; to bf16 a value is rounded to the nearest, ties to even.
+    float16 and bf16 become float32 exactly; to bf16 a value is rounded to the nearest, ties to even. A missing tensor
+    becomes zeros.
 
     >>> weights = Weights.of({"w": np.full((1, 2), 1 / 3, dtype=np.float32)})
-    >>> halves = fitted(weights, Manifest((Entry("w", (1, 2), "bfloat16", 0), Entry("head", (2,), "float32", 2))))
+    >>> halves = convert(weights, Manifest((Entry("w", (1, 2), "bfloat16", 0), Entry("head", (2,), "float32", 2))))
     >>> [entry.dtype for entry in halves.order.entries]
     ['float32', 'bfloat16']
     """
-    if len(missing := lacking(weights, manifest)) == len(manifest.entries):
+    if len(missing := missing_tensors(weights, manifest)) == len(manifest.entries):
         raise InvalidParameters(f"the weights have no tensor {missing[0]!r}, which the run trains")
     if all(_as_it_is(weights, entry) for entry in manifest.entries):
         return weights
     wanted = {entry.name: entry for entry in manifest.entries}
     kept = [name for name in weights.header if name not in wanted and name != "__metadata__"]
     parts = [_trained(weights, entry) for entry in manifest.entries] + [_other(weights, name) for name in kept]
-    parts.sort(key=lambda part: -len(part[2]) // max(1, prod(part[1]["shape"])))  # wide types first: all lie aligned
+    parts.sort(key=lambda part: -len(part[2]) // max(1, prod(part[1]["shape"])))  # wide types first, to align all
     return _joined(parts, weights.header.get("__metadata__"))
 
 
@@ -60,7 +61,7 @@ def _trained(weights: Weights, entry: Entry) -> Part:
 
 
 def _values(weights: Weights, entry: Entry) -> NDArray[Any]:
-    """A tensor as float32, or as the bits of bf16; zeros where there is none."""
+    """Return a tensor as float32 or float16, or as the bits of bf16; zeros if it is missing."""
     place = weights.header.get(entry.name)
     if place is None:
         return np.zeros(entry.size, dtype=np.float32)

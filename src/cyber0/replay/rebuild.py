@@ -1,4 +1,4 @@
-"""Rebuilding a model: find the run, check that the base is its own, apply all commits."""
+"""Rebuild a model: open the run's ledger, check the base weights, apply the commits."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,19 +16,19 @@ from cyber0.protocol.export import history, is_export, read
 from cyber0.protocol.identity import Identity, base_digest
 from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.sqlite import File
-from cyber0.replay.convert import fitted, lacking
+from cyber0.replay.convert import convert, missing_tensors
 from cyber0.replay.weights import Weights
 
-__all__ = ["base", "opened", "rebuild"]
+__all__ = ["base", "open_ledger", "rebuild"]
 
-AT_ONCE = 2**17  # bytes of scalars from one sign of progress to the next
+AT_ONCE = 2**17  # bytes of scalars between two reports of progress
 
 
 @contextmanager
-def opened(path: Path) -> Generator[Ledger]:
-    """The run in a file, be it a ledger, read while a federator may write it, or an exported run.
+def open_ledger(path: Path) -> Generator[Ledger]:
+    """Open the run in a file: a ledger, which a federator may be writing meanwhile, or an exported run.
 
-    >>> with opened(Path("no/such/run.ledger")) as ledger:
+    >>> with open_ledger(Path("no/such/run.ledger")) as ledger:
     ...     pass
     Traceback (most recent call last):
     cyber0.errors.InvalidLedger: there is no ledger no/such/run.ledger
@@ -51,14 +51,13 @@ def _found(path: Path) -> File | Memory:
 def base(
     identity: Identity, path: Path | None, data: Path | None = None, model: str | None = None
 ) -> tuple[Weights, Parameters]:
-    """The weights a run starts from, out of a file, or built by its own task where there is none; checked.
+    """Return the weights that a run starts from, from a file, or built by the run's task if `path` is None.
 
-    `data` and `model` say where those of the task are now, if elsewhere.
+    `data` and `model` say where the task's data and model are, if they have moved. A pretrained file may have another
+    precision than the run, and lacks the layers that the run has added: it is converted, and such a layer starts at
+    zero. The digest shows whether the run started so, too; if not, InvalidParameters is raised.
 
-    A pretrained file may be of another precision than the run's, and has no layer that the run put on top of it: it is
-    converted, and such a layer begins at zero. The digest proves that the run began so, too.
-
-    The parameters share the weights' memory: what advances them changes what `Weights.write` writes.
+    The parameters share the memory of the weights: `Weights.write` writes what they have become.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "base.safetensors"
@@ -70,10 +69,10 @@ def base(
     """
     found = _built(identity.agreement, data, model) if path is None else Weights.read(path)
     layout = _layout(identity, found)
-    weights = fitted(found, layout)
+    weights = convert(found, layout)
     parameters = weights.parameters(layout)
     if (digest := base_digest(parameters)) != identity.base:
-        if missing := lacking(found, layout):
+        if missing := missing_tensors(found, layout):
             raise InvalidParameters(
                 f"the weights have no tensor {missing[0]!r}, which the run trains and did not begin at zero"
             )
@@ -90,7 +89,9 @@ def rebuild(
     device: str = "cpu",
     watch: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Advance base parameters (NumPy) by a ledger's first rounds, all unless said; returns their fingerprint.
+    """Apply the first `rounds` commits of a ledger (default: all) to base parameters; return their fingerprint.
+
+    The parameters are NumPy's, and are changed in place; `device` is where the commits are applied.
 
     >>> from cyber0.protocol.records import Decision
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
@@ -103,7 +104,7 @@ def rebuild(
     there = _moved(parameters, device)
     run = history(ledger, rounds)
     if run.head.commit != ledger.head_at(run.rounds).commit:
-        raise InvalidLedger("the scalars of this ledger do not fit its chain: cyber0 verify names the round")
+        raise InvalidLedger("the scalars of this ledger do not match its hash chain: cyber0 verify names the round")
     width = 4 * run.identity.plan.scalars
     step = max(1, AT_ONCE // width)
     for first in range(0, run.rounds, step):
@@ -117,11 +118,11 @@ def rebuild(
 
 
 def _layout(identity: Identity, weights: Weights) -> Manifest:
-    """The run's flat order: its own, or where its founder knew only the digest, the file's if that is it."""
+    """Return the run's layout; if the run has only its digest, the layout of the file, which must have that digest."""
     layout = weights.order if identity.layout is None else identity.layout
     if layout.digest != identity.manifest:
         raise InvalidParameters(
-            f"these weights are laid out otherwise: their manifest is {layout.digest}, the run's {identity.manifest}"
+            f"these weights have another layout: their manifest is {layout.digest}, the run's {identity.manifest}"
         )
     return layout
 
@@ -129,7 +130,7 @@ def _layout(identity: Identity, weights: Weights) -> Manifest:
 def _built(agreement: Agreement, data: Path | None, model: str | None) -> Weights:
     name = registry.map_options("task", agreement.task, lambda value: present(value, data))
     if ":" in name:  # of the task itself, or of an option that is one
-        raise InvalidConfig(f"task = {name!r} is code of somebody: give the base as a file")
+        raise InvalidConfig(f"task = {name!r} would run code from outside the library: give the base as a file")
     require("torch", extra="train")
     from cyber0.tasks.task import make
 
@@ -145,7 +146,7 @@ def present(value: Any, data: Path | None) -> Any:
 
 
 def _moved(parameters: Parameters, device: str) -> Parameters:
-    """The parameters on a device; on the CPU NumPy's own, without torch."""
+    """Return the parameters as tensors on a device; on the CPU the NumPy ones themselves, without torch."""
     if device == "cpu":
         return parameters
     torch = require("torch", extra="train")

@@ -1,4 +1,4 @@
-"""Weights in safetensors files, read and written without torch: what is not trained passes through untouched.
+"""Read and write weights in safetensors files, without torch; tensors that are not trained are kept as they are.
 
 The format: a length of 64 bits, little-endian; a header of that length in JSON, which gives each tensor's type, shape
 and place; the tensors' bytes.
@@ -39,7 +39,7 @@ class Weights:
 
     @classmethod
     def of(cls, arrays: dict[str, NDArray[Any]]) -> "Weights":
-        """Named arrays, float32 or the bits of bf16, in their order."""
+        """Return weights of named arrays, float32 or the bits of bf16, in this order."""
         header: dict[str, Any] = {}
         at = 0
         for name, array in arrays.items():
@@ -51,7 +51,7 @@ class Weights:
 
     @classmethod
     def read(cls, path: Path) -> "Weights":
-        """The content of a file, or of the one safetensors file of a folder.
+        """Read a file, or the only safetensors file of a folder.
 
         >>> Weights.read(Path("no/such/model.safetensors"))
         Traceback (most recent call last):
@@ -69,7 +69,7 @@ class Weights:
 
     @property
     def order(self) -> Manifest:
-        """The tensors that can be trained, in the order of the file."""
+        """Return the layout of the tensors that can be trained, in the order of the file."""
         places = {name: place for name, place in self.header.items() if name != "__metadata__"}
         names = sorted(places, key=lambda name: places[name]["data_offsets"][0])
         entries: list[Entry] = []
@@ -82,7 +82,7 @@ class Weights:
         return Manifest(tuple(entries))
 
     def parameters(self, manifest: Manifest) -> Parameters:
-        """The tensors of a manifest, in its order, sharing this memory."""
+        """Return the tensors of a manifest, in its order, as parameters that share this memory."""
         return Parameters({entry.name: self._array(entry) for entry in manifest.entries})
 
     def _array(self, entry: Entry) -> NDArray[Any]:
@@ -96,11 +96,11 @@ class Weights:
             )
         begin, end = place["data_offsets"]
         if begin % NUMPY[dtype].itemsize:
-            raise InvalidParameters(f"tensor {entry.name!r} is not aligned in its file: write it anew by safetensors")
+            raise InvalidParameters(f"tensor {entry.name!r} is not aligned in its file: save it anew by safetensors")
         return self.data[begin:end].view(NUMPY[dtype]).reshape(shape)
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write a file atomically."""
         text = json.dumps(self.header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         draft = path.with_name(path.name + ".tmp")
@@ -120,7 +120,7 @@ def _one(path: Path) -> Path:
         return path
     files = sorted(path.glob("*.safetensors"))
     if len(files) != 1:
-        raise InvalidParameters(f"{path} has {len(files) or 'no'} safetensors files: name the one to start from")
+        raise InvalidParameters(f"{path} has {len(files) or 'no'} safetensors files: give the path of one")
     return files[0]
 
 
@@ -134,7 +134,7 @@ def _header(path: Path, text: bytes, size: int) -> dict[str, Any]:
                 if not 0 <= begin <= end <= size:
                     raise ValueError(f"tensor {name!r} lies outside the file")
                 if whole and prod(place["shape"]) * NUMPY[whole].itemsize != end - begin:
-                    raise ValueError(f"tensor {name!r} has not as many bytes as its shape needs")
+                    raise ValueError(f"tensor {name!r} does not have as many bytes as its shape needs")
         return header
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidParameters(f"{path} is not a safetensors file: {error}") from None

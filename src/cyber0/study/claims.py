@@ -1,7 +1,7 @@
 """Claims that a paper makes in words, tested on the numbers of a study and on the paper's own.
 
-Each claim is a function of the cells' means. It judges means alone: a margin smaller than the spread over seeds may
-turn with other seeds.
+Each claim is a function of the cells' means. It tests the means alone: a margin smaller than the standard deviation
+over seeds may change its sign with other seeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +37,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether a claim holds (None: the numbers do not decide it), and a sentence with these numbers.
-
-    >>> Outcome(None, "no runs yet").word
-    'cannot say'
-    """
+    """Whether a claim holds (None: runs are missing), and a sentence with the numbers."""
 
     holds: bool | None
     sentence: str
@@ -54,11 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim in words, and the function that tests it.
-
-    >>> CLAIMS["table1"][3].test(Evidence({}, {"cyber0": 1.0, "FedAvg": 99.0})).word
-    'does not hold'
-    """
+    """A claim in words, and the function that tests it."""
 
     text: str
     test: Callable[[Evidence], Outcome]
@@ -90,7 +82,7 @@ def judge(recipe: Recipe, cells: Sequence[Measured]) -> list[Verdict]:
 
 
 def check_claims(name: str | None) -> None:
-    """Refuse an unknown name of a set of claims.
+    """Raise UnknownName if there is no set of claims of this name.
 
     >>> check_claims("tabel1")
     Traceback (most recent call last):

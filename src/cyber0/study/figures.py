@@ -1,4 +1,4 @@
-"""The figures of a study: accuracy over rounds or over bytes, the mean of the seeds with its s.d. as a band."""
+"""The figures of a study: accuracy over rounds or over bytes, as the mean over seeds with the s.d. as a band."""
 
 import io
 import math
@@ -24,7 +24,7 @@ COLOURS = (
     *("#882255", "#44aa99", "#999933", "#aa4499", "#661100"),
 )
 STROKES = ("solid", (0, (4.5, 1.8)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
-MOST_LINES = 12  # in a figure nobody asked for
+MOST_LINES = 12  # in a figure that the recipe does not ask for
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -40,10 +40,7 @@ Floats = NDArray[np.float64]
 class Curve:
     """A line of a figure: mean and s.d. in percent at each evaluation, and the bytes each client has sent by then.
 
-    `note` says what is missing, where a worst case is over fewer cells than it should be.
-
-    >>> Curve(("cyber0", "Krum"), np.array([0.0]), np.array([0.0]), np.array([9.8]), np.array([0.0])).name
-    'cyber0, Krum'
+    `note` says how many cells a worst case is over, if some have no runs.
     """
 
     labels: tuple[str, ...]
@@ -55,12 +52,12 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """Its labels in a row, and the note."""
+        """Return the labels joined by commas, and the note."""
         return ", ".join(self.labels) + (f" ({self.note})" if self.note else "")
 
 
 def chosen(recipe: Recipe) -> list[Figure]:
-    """The recipe's figures; where it has none, accuracy over rounds if its lines can be told apart.
+    """Return the recipe's figures; if it has none, accuracy over rounds, unless there would be too many lines.
 
     >>> [figure.line for figure in chosen(Recipe.of({"axes": {"rule": ["mean", "krum"]}}))]
     [['rule']]
@@ -77,13 +74,7 @@ def chosen(recipe: Recipe) -> list[Figure]:
 
 
 def curves(results: Results, figure: Figure) -> dict[str, list[Curve]]:
-    """The lines of each panel, by the panel's label ('' without panels). Cells without runs are left out.
-
-    >>> import pandas
-    >>> empty = Results(Recipe.of({"axes": {"rule": ["mean"]}}), pandas.DataFrame())
-    >>> curves(empty, chosen(empty.recipe)[0])
-    {'': []}
-    """
+    """Return the lines of each panel by its label ('' without panels), without cells that have no runs."""
     recipe, played = results.recipe, runs(results)
     kept = [cell for cell in recipe.cells() if _fits(cell.labels, figure)]
     axes = _line_axes(recipe, figure, kept)
@@ -99,7 +90,7 @@ def curves(results: Results, figure: Figure) -> dict[str, list[Curve]]:
 
 
 def draw(results: Results, figure: Figure, kinds: Sequence[str] = FORMATS) -> dict[str, bytes]:
-    """The figure in each of these formats, as the content of a file: the same results, the same bytes.
+    """Return the figure as the content of a file in each format; the same results give the same bytes.
 
     >>> import pandas
     >>> empty = Results(Recipe.of({"axes": {"rule": ["mean"]}}), pandas.DataFrame())
@@ -108,12 +99,12 @@ def draw(results: Results, figure: Figure, kinds: Sequence[str] = FORMATS) -> di
     """
     matplotlib = require("matplotlib", extra="study")
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's own style is
+        matplotlib.rcdefaults()  # ignores the user's own style
         matplotlib.rcParams.update(STYLE)
-        canvas = _drawn(results.recipe, figure, curves(results, figure))
+        canvas = _draw_canvas(results.recipe, figure, curves(results, figure))
         canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # found once, kept for every format
-        return {kind: _saved(canvas, kind) for kind in kinds}
+        canvas.set_layout_engine("none")  # laid out once, the same in every format
+        return {kind: _save(canvas, kind) for kind in kinds}
 
 
 def _fits(labels: Labels, figure: Figure) -> bool:
@@ -121,7 +112,7 @@ def _fits(labels: Labels, figure: Figure) -> bool:
 
 
 def _line_axes(recipe: Recipe, figure: Figure, kept: Sequence[Cell]) -> list[str]:
-    """The axes that name a line: those asked for, and any other on which the cells differ, or two would be one line."""
+    """Return the axes that name a line: those asked for, and every other on which the cells differ."""
     used = (*figure.line, figure.panel, figure.worst)
     rest = [axis for axis in recipe.axes if axis not in used and len({cell.labels[axis] for cell in kept}) > 1]
     return [*figure.line, *rest]
@@ -135,7 +126,7 @@ def _panels(recipe: Recipe, figure: Figure, kept: Sequence[Cell]) -> list[str]:
 
 
 def _curve(labels: tuple[str, ...], cells: Sequence[Sequence[Run]], worst: str | None) -> Curve:
-    """The line of one cell; or at each evaluation the least of several, with the s.d. of that one."""
+    """Return the line of one cell; of several, at each evaluation the least mean and its s.d."""
     known = [_over_seeds(labels, played) for played in cells if played]
     rounds = _common([curve.rounds for curve in known])
     at = [np.searchsorted(curve.rounds, rounds) for curve in known]
@@ -158,38 +149,38 @@ def _over_seeds(labels: tuple[str, ...], played: Sequence[Run]) -> Curve:
 
 
 def _common(every: Sequence[Floats]) -> Floats:
-    """The rounds at which all were evaluated: a mean over fewer would jump where one ends."""
+    """Return the rounds at which all were evaluated: elsewhere a mean over fewer would jump."""
     shared = every[0]
     for rounds in every[1:]:
         shared = np.intersect1d(shared, rounds)
     return shared
 
 
-def _drawn(recipe: Recipe, figure: Figure, panels: dict[str, list[Curve]]) -> Any:
+def _draw_canvas(recipe: Recipe, figure: Figure, panels: dict[str, list[Curve]]) -> Any:
     down, across = _layout(len(panels))
     size = (7.6, 4.2) if len(panels) == 1 else (3.1 * across + 0.4, 2.5 * down + 1.0)
     canvas = require("matplotlib.figure", extra="study").Figure(figsize=size, layout="constrained", facecolor=PAPER)
     axes = canvas.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     styles = _styles(recipe, figure, panels)
     for place, (label, lines) in zip(axes, panels.items(), strict=False):
-        place.set_title(_plain(label), fontsize=9.5, fontweight="bold", loc="left")
+        place.set_title(_escape(label), fontsize=9.5, fontweight="bold", loc="left")
         _draw_panel(place, figure, lines, styles)
     for place in axes[len(panels) :]:
         place.set_visible(False)
     _frame(canvas, axes[: len(panels)], figure, panels, across)
     _legend(canvas, styles, panels)
-    canvas.suptitle(_plain(figure.title), fontsize=11.5, fontweight="bold", x=0.01, ha="left")
+    canvas.suptitle(_escape(figure.title), fontsize=11.5, fontweight="bold", x=0.01, ha="left")
     return canvas
 
 
 def _layout(panels: int) -> tuple[int, int]:
-    """Rows and columns."""
+    """Return the number of rows and of columns of panels."""
     across = panels if panels <= 3 else 2 if panels == 4 else 3
     return -(-panels // across), across
 
 
 def _styles(recipe: Recipe, figure: Figure, panels: dict[str, list[Curve]]) -> dict[tuple[str, ...], dict[str, Any]]:
-    """How each line is drawn: its stroke by the first axis, its colour by the others, the same in every figure."""
+    """Return the style of each line, the same in every figure: the stroke by its first axis, the colour by others."""
     axes = _line_axes(recipe, figure, [cell for cell in recipe.cells() if _fits(cell.labels, figure)])
     split = 1 if len(axes) > 1 else 0
     strokes, colours = _places(recipe, axes[:split]), _places(recipe, axes[split:])
@@ -202,7 +193,7 @@ def _styles(recipe: Recipe, figure: Figure, panels: dict[str, list[Curve]]) -> d
 
 
 def _places(recipe: Recipe, axes: Sequence[str]) -> dict[tuple[str, ...], int]:
-    """A number for each set of labels on these axes, in the recipe's order."""
+    """Return a number for each combination of labels on these axes, in the recipe's order."""
     ranks = {axis: rank(recipe, axis) for axis in axes}
     found = {tuple(cell.labels[axis] for axis in axes) for cell in recipe.cells()}
     ordered = sorted(found, key=lambda labels: [ranks[axis][label] for axis, label in zip(axes, labels, strict=True)])
@@ -214,7 +205,7 @@ def _draw_panel(place: Any, figure: Figure, lines: Sequence[Curve], styles: dict
         place.text(0.5, 0.5, "no runs yet", transform=place.transAxes, ha="center", va="center")
     for curve in lines:
         style = styles[curve.labels]
-        seen = curve.bytes_up > 0 if figure.x == "bytes" else slice(None)  # a log axis has no place for round 0
+        seen = curve.bytes_up > 0 if figure.x == "bytes" else slice(None)  # a log axis cannot show 0 bytes
         x = (curve.bytes_up if figure.x == "bytes" else curve.rounds)[seen]
         mean, sd = curve.mean[seen], curve.sd[seen]
         place.fill_between(x, mean - sd, mean + sd, color=style["color"], alpha=0.13, linewidth=0)
@@ -222,10 +213,10 @@ def _draw_panel(place: Any, figure: Figure, lines: Sequence[Curve], styles: dict
 
 
 def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, list[Curve]], across: int) -> None:
-    """What the panels share: axes, their names, a quiet grid."""
+    """Set what the panels share: limits, labels of the axes, and the grid."""
     first = axes[0]
     if figure.x == "bytes":
-        _count_decades(first, panels)
+        _set_log_axis(first, panels)
     first.set_ylim(*_limits(panels))
     for at, place in enumerate(axes):
         place.set_facecolor("none")
@@ -236,13 +227,13 @@ def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, l
     over = {"round": "round", "bytes": "bytes sent by each client so far (up, float32)"}[figure.x]
     for place in axes[-across:]:
         place.set_xlabel(over, fontsize=9 if len(axes) == 1 else 8)
-    spread = any((curve.sd > 0).any() for lines in panels.values() for curve in lines)
-    told = ", mean ± s.d. of the seeds" if spread else ""  # a single seed has neither
-    canvas.supylabel(f"test accuracy (%){told}", fontsize=9, color=INK)
+    has_sd = any((curve.sd > 0).any() for lines in panels.values() for curve in lines)  # not with a single seed
+    note = ", mean ± s.d. of the seeds" if has_sd else ""
+    canvas.supylabel(f"test accuracy (%){note}", fontsize=9, color=INK)
 
 
-def _count_decades(first: Any, panels: dict[str, list[Curve]]) -> None:
-    """A log axis with labels that have room: 1, 2 and 5 of each decade where there are few."""
+def _set_log_axis(first: Any, panels: dict[str, list[Curve]]) -> None:
+    """Make a log axis with labels at 1, or at 1, 2 and 5 of each decade if there are few decades."""
     ticker = require("matplotlib.ticker", extra="study")
     sent = [curve.bytes_up[curve.bytes_up > 0] for lines in panels.values() for curve in lines]
     known = np.concatenate(sent) if sent else np.empty(0)
@@ -254,7 +245,7 @@ def _count_decades(first: Any, panels: dict[str, list[Curve]]) -> None:
 
 
 def _limits(panels: dict[str, list[Curve]]) -> tuple[float, float]:
-    """Round tens around all means; bands may be cut."""
+    """Return the limits of the accuracy axis: multiples of ten around all means; bands may be cut off."""
     means = [curve.mean for lines in panels.values() for curve in lines]
     finite = np.concatenate(means)[np.isfinite(np.concatenate(means))] if means else np.empty(0)
     if not len(finite):
@@ -264,13 +255,13 @@ def _limits(panels: dict[str, list[Curve]]) -> tuple[float, float]:
 
 
 def _legend(canvas: Any, styles: dict[tuple[str, ...], Any], panels: dict[str, list[Curve]]) -> None:
-    """Beside a single panel, in the order in which its lines end; else below, in the recipe's order."""
+    """Add the legend: beside a single panel, in the order of the last values; else below, in the recipe's order."""
     lines = require("matplotlib.lines", extra="study")
     drawn = {curve.labels: curve for each in panels.values() for curve in each}
     single = len(panels) == 1
     order = sorted(drawn, key=lambda labels: -drawn[labels].mean[-1:].sum()) if single else list(styles)
     handles = [
-        lines.Line2D([], [], linewidth=2, label=_plain(drawn[labels].name), **styles[labels]) for labels in order
+        lines.Line2D([], [], linewidth=2, label=_escape(drawn[labels].name), **styles[labels]) for labels in order
     ]
     if handles:
         below = {"loc": "outside lower center", "ncols": _columns([drawn[labels].name for labels in order])}
@@ -279,19 +270,19 @@ def _legend(canvas: Any, styles: dict[tuple[str, ...], Any], panels: dict[str, l
 
 
 def _columns(names: Sequence[str]) -> int:
-    """Four of them; where names are short five, or fewer that make rows of one length."""
+    """Return the columns of a legend: four, or for short names up to five, in rows of about equal length."""
     if max(map(len, names)) > 8:
         return 4
     rows = math.ceil(len(names) / 5)
     return math.ceil(len(names) / rows)
 
 
-def _plain(text: str) -> str:
-    """A dollar sign opens no formula."""
+def _escape(text: str) -> str:
+    """Return a text with its dollar signs escaped, since they would start a formula."""
     return text.replace("$", r"\$")
 
 
-def _saved(canvas: Any, kind: str) -> bytes:
+def _save(canvas: Any, kind: str) -> bytes:
     content = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     canvas.savefig(content, format=kind, dpi=160, metadata=metadata)

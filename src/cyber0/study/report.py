@@ -1,11 +1,11 @@
-"""All that a study shows, in a folder: tables, figures, and one page that opens anywhere.
+"""Write the report of a study to a folder: tables, figures, and one page of HTML.
 
 results.csv                    a line for each run and evaluation
 table.md, table.csv, table.tex the table, ours beside the paper's
 figures/NAME.svg, .pdf, .png   the curves
-claims.json                    each claim, on our numbers and on the paper's
-summary.json                   the same and every cell's numbers
-report.html                    all of it on one page, without references to anything outside
+claims.json                    each claim, tested on our numbers and on the paper's
+summary.json                   the same, and every cell's numbers
+report.html                    all of it on one page, without links to other files
 """
 
 import json
@@ -26,11 +26,11 @@ from cyber0.study.claims import Verdict, judge
 from cyber0.study.recipe import Figure
 from cyber0.study.results import Results
 from cyber0.study.statistics import CONFIDENCE, PAPER_SEEDS, Agreement, Measured, agreement, measure
-from cyber0.study.tables import MINUS, Grid, grid, signed, spread, to_csv, to_latex, to_markdown, worst_of
+from cyber0.study.tables import MINUS, Grid, grid, mean_and_sd, signed, to_csv, to_latex, to_markdown, worst_of
 
 __all__ = ["render", "write"]
 
-SHADES = (1, 2, 3)  # combined s.d. at which a difference gets its next colour
+SHADES = (1, 2, 3)  # differences, in combined s.d., from which on a cell has the next colour
 
 DARK = (  # the figures' colours on a dark page: the same hues, lighter
     *("#3fa7e6", "#f08341", "#2fc79b", "#e3a0c6", "#f2b838", "#a6dbff", "#a5abb5"),
@@ -39,8 +39,8 @@ DARK = (  # the figures' colours on a dark page: the same hues, lighter
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What the page is made of."""
+class _Report:
+    """The contents of the page."""
 
     results: Results
     cells: list[Measured]
@@ -57,14 +57,14 @@ class _Found:
         return sum(cell.best.n for cell in self.cells if cell.best is not None)
 
     @property
-    def waiting(self) -> list[tuple[str, int]]:
-        """The cells with fewer runs than asked for, and how many each has."""
+    def incomplete(self) -> list[tuple[str, int]]:
+        """Return the cells with fewer runs than asked for, and how many each has."""
         counts = [(cell.name, cell.best.n if cell.best else 0) for cell in self.cells]
         return [(name, count) for name, count in counts if count < self.results.recipe.seeds]
 
 
 def write(results: Results, out: Path) -> None:
-    """Write tables, figures and the page into `out`; each file is there whole or not at all, and the same every time.
+    """Write tables, figures and the page to the folder `out`, each file atomically; the same results, the same bytes.
 
     >>> import pandas, tempfile
     >>> from cyber0.study.recipe import Recipe
@@ -73,7 +73,7 @@ def write(results: Results, out: Path) -> None:
     >>> sorted(path.name for path in out.iterdir())
     ['claims.json', 'figures', 'report.html', 'results.csv', 'summary.json', 'table.csv', 'table.md', 'table.tex']
     """
-    contents = _contents(_find(results))
+    contents = _contents(_collect(results))
     try:
         for name, content in contents.items():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def write(results: Results, out: Path) -> None:
 
 
 def render(results: Results) -> str:
-    """The page alone.
+    """Return the page of HTML.
 
     >>> import pandas
     >>> from cyber0.study.recipe import Recipe
@@ -91,17 +91,17 @@ def render(results: Results) -> str:
     >>> "<title>Krum &lt; CWTM</title>" in page
     True
     """
-    return _page(_find(results, kinds=("svg",)))
+    return _page(_collect(results, kinds=("svg",)))
 
 
-def _find(results: Results, kinds: Sequence[str] = figures.FORMATS) -> _Found:
+def _collect(results: Results, kinds: Sequence[str] = figures.FORMATS) -> _Report:
     cells = measure(results)
     drawn = [(figure, figures.draw(results, figure, kinds)) for figure in figures.chosen(results.recipe)]
-    return _Found(results, cells, grid(results.recipe, cells), judge(results.recipe, cells), drawn)
+    return _Report(results, cells, grid(results.recipe, cells), judge(results.recipe, cells), drawn)
 
 
-def _contents(found: _Found) -> dict[str, str | bytes]:
-    """Every file's content, before any is written."""
+def _contents(found: _Report) -> dict[str, str | bytes]:
+    """Return the content of every file, by its name."""
     claims = [_claim(verdict) for verdict in found.verdicts]
     texts = {
         "results.csv": _rows(found.results),
@@ -119,7 +119,7 @@ def _contents(found: _Found) -> dict[str, str | bytes]:
 
 
 def _rows(results: Results) -> str:
-    """The frame, in the order of the cells, seeds and rounds, whatever order the runs came in."""
+    """Return the frame as CSV, in the order of cells, seeds and rounds."""
     frame: Any = results.frame
     if not len(frame):
         return frame.to_csv(index=False, lineterminator="\n")
@@ -129,7 +129,7 @@ def _rows(results: Results) -> str:
     return frame.iloc[np.lexsort((frame["round"], frame["seed"], at))].to_csv(index=False, lineterminator="\n")
 
 
-def _summary(found: _Found) -> dict[str, Any]:
+def _summary(found: _Report) -> dict[str, Any]:
     recipe, results = found.results.recipe, found.results
     beside = agreement([cell for cell in found.cells if cell.beside])
     return {
@@ -158,12 +158,18 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
-def _page(found: _Found) -> str:
+def _page(found: _Report) -> str:
     jinja = require("jinja2", extra="study")
     environment = jinja.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
     )
-    environment.globals |= {"spread": spread, "signed": signed, "shade": _shade, "told": _told, "worst_of": worst_of}
+    environment.globals |= {
+        "mean_and_sd": mean_and_sd,
+        "signed": signed,
+        "shade": _shade,
+        "describe": _describe,
+        "worst_of": worst_of,
+    }
     environment.globals |= {"span": _span, "paragraphs": _paragraphs, "number": _number}
     template = environment.from_string((files("cyber0.study") / "report.html.j2").read_text(encoding="utf-8"))
     return template.render(
@@ -181,7 +187,7 @@ def _page(found: _Found) -> str:
 
 
 def _inline(svg: str, name: str) -> str:
-    """A picture as a part of the page: its colours follow the page's, its names clash with no other picture's."""
+    """Return a picture as a part of the page, with the page's colours and with ids of its own."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
@@ -195,7 +201,7 @@ def _inline(svg: str, name: str) -> str:
 
 
 def _shade(cell: Measured) -> str:
-    """The class of a place in the table: how far it is from the paper, and to which side."""
+    """Return the CSS class of a cell: how far it is from the paper, and on which side."""
     if cell.difference is None:
         return "alone"
     if cell.difference.z is None:
@@ -205,18 +211,18 @@ def _shade(cell: Measured) -> str:
     return f"{side}-{steps}" if steps else "near"
 
 
-def _told(cell: Measured) -> str:
-    """A place of the table in a sentence."""
-    told = [f"{cell.name}: {spread(cell.best)}" + (f" ({_seeds(cell.best.n)})" if cell.best else "")]
+def _describe(cell: Measured) -> str:
+    """Return the numbers of a cell in a sentence."""
+    parts = [f"{cell.name}: {mean_and_sd(cell.best)}" + (f" ({_seeds(cell.best.n)})" if cell.best else "")]
     if cell.paper is not None:
-        told.append(f"paper {spread(cell.paper)}")
+        parts.append(f"paper {mean_and_sd(cell.paper)}")
     if (far := cell.difference) is not None:
-        told.append(f"difference {signed(far.value)}")
+        parts.append(f"difference {signed(far.value)}")
         if far.low is not None and far.high is not None:
-            told.append(f"95% interval {_span((far.low, far.high), signs=True)}")
+            parts.append(f"95% interval {_span((far.low, far.high), signs=True)}")
         if far.z is not None:
-            told.append(f"{far.z:.1f} combined s.d.")
-    return ", ".join(told)
+            parts.append(f"{far.z:.1f} combined s.d.")
+    return ", ".join(parts)
 
 
 def _seeds(n: int) -> str:
@@ -224,7 +230,7 @@ def _seeds(n: int) -> str:
 
 
 def _span(interval: tuple[float | None, float | None] | None, signs: bool = False) -> str:
-    """An interval, or nothing where there is none."""
+    """Return an interval as text; '' if it is None or an end is missing."""
     ends = [end for end in interval or () if end is not None]
     text = [signed(end) if signs else f"{end:.1f}".replace("-", MINUS) for end in ends]
     return " to ".join(text) if len(text) == 2 else ""
@@ -235,5 +241,5 @@ def _number(value: float | None) -> str:
 
 
 def _paragraphs(text: str) -> list[Sequence[str]]:
-    """The paragraphs of a note; in each, every second part stood between backticks."""
+    """Return the paragraphs of a note, each split at its backticks: every second part is code."""
     return [part.split("`") for part in re.split(r"\n\s*\n", text.strip()) if part]

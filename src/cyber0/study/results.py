@@ -1,4 +1,4 @@
-"""What a study has measured: a row for each run and evaluation, and what went wrong."""
+"""The results of a study: a row for each run and evaluation, and the runs that failed."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["Failure", "Results"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that failed, with its error in a sentence and where it came from."""
+    """A run that failed, with its error in a sentence and the traceback."""
 
     labels: Labels
     seed: int
@@ -20,15 +20,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a report is made of.
+    """The results of a study, from which its report is made.
 
     `frame`, of pandas, has a row for each run and evaluation: a column of labels for each axis, then seed, round,
     accuracy (0 to 1), loss, scalars_up_per_client, scalars_down_per_client, bytes_up_per_client,
-    bytes_down_per_client, seconds. `about` says how it was measured, as pairs to show: the command, versions, the
-    device, the data, the time it took.
-
-    >>> Results(Recipe.of({"axes": {"rule": ["mean"]}}), frame=None).failures
-    []
+    bytes_down_per_client, seconds. `about` says how it was measured: the command, versions, the device, the data, the
+    time it took.
     """
 
     recipe: Recipe

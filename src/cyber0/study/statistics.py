@@ -1,7 +1,7 @@
-"""The numbers of a study: what its runs have reached, and how far that is from what was published.
+"""The statistics of a study: the accuracy of its runs, and how far it is from the published one.
 
-A run counts with its best accuracy, as in the paper; all accuracies are in percent. `difference` compares two means,
-each of a few seeds: by Welch's interval, since the published mean is an estimate too.
+A run counts by its best accuracy, as in the paper; all accuracies are in percent. `difference` compares two means of a
+few seeds each by Welch's interval, since the published mean is an estimate too.
 
 >>> ours, paper = Sample(59.7, 9.0, 5), Sample(69.9, 4.8, PAPER_SEEDS)
 >>> far = difference(ours, paper)
@@ -60,19 +60,19 @@ class Run:
 
     @property
     def best(self) -> float:
-        """The highest accuracy of all evaluations; NaN if none is a number."""
+        """Return the highest accuracy of all evaluations; NaN if none is finite."""
         finite = self.accuracy[np.isfinite(self.accuracy)]
         return float(finite.max()) if len(finite) else math.nan
 
     @property
     def final(self) -> float:
-        """The accuracy of the last evaluation."""
+        """Return the accuracy of the last evaluation."""
         return float(self.accuracy[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A mean over seeds. The s.d. divides by n - 1; a single seed has none.
+    """A mean over n seeds, and their s.d., which divides by n - 1 and is None for a single seed.
 
     >>> Sample.of([1.0, 2.0, 3.0])
     Sample(mean=2.0, sd=1.0, n=3)
@@ -86,7 +86,7 @@ class Sample:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Sample | None":
-        """The sample of the values that are numbers, or None where there is none."""
+        """Return the sample of the finite values; None if no value is finite."""
         kept = np.array([value for value in values if math.isfinite(value)])
         if not len(kept):
             return None
@@ -94,7 +94,7 @@ class Sample:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the true mean lies with 95% confidence: Student's t with n - 1 degrees of freedom."""
+        """Return the 95% confidence interval of the mean, by Student's t with n - 1 degrees of freedom."""
         if self.sd is None:
             return None
         half = _quantile(self.n - 1) * self.sd / math.sqrt(self.n)
@@ -103,11 +103,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ours less the paper's, its 95% interval, and `z`: its size in units of sqrt(s^2 + s_paper^2).
-
-    >>> Difference(-1.0, -3.0, 1.0, 0.5).value
-    -1.0
-    """
+    """Our mean less the paper's, its 95% interval, and `z`: its size in units of sqrt(s^2 + s_paper^2)."""
 
     value: float
     low: float | None
@@ -117,11 +113,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A cell's numbers. `beside` is true of cells outside the grid: baselines, which are not counted with it.
-
-    >>> Measured(labels={"rule": "Krum"}, beside=False).name
-    'Krum'
-    """
+    """The numbers of a cell. `beside` marks a baseline outside the grid, which is not counted with the grid."""
 
     labels: Labels
     beside: bool
@@ -134,18 +126,15 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """Its labels in a row."""
+        """Return the cell's labels, joined by commas."""
         return ", ".join(self.labels.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How near a set of cells comes to the published numbers: root mean square and mean of the differences, in points.
+    """How close a set of cells is to the published numbers: root mean square and mean of the differences, in points.
 
-    `within` counts the cells whose difference is at most one combined s.d.; `judged` those of which that is known.
-
-    >>> Agreement(cells=2, rmse=5.0, bias=1.0, within=1, judged=2).rmse
-    5.0
+    `within` counts the cells whose difference is at most one combined s.d., of the `judged` cells that have one.
     """
 
     cells: int
@@ -156,7 +145,7 @@ class Agreement:
 
 
 def difference(ours: Sample, paper: Sample) -> Difference:
-    """How far our mean is from the paper's; interval and z only where both s.d. are known.
+    """Return how far our mean is from the paper's; interval and z are None unless both s.d. are known.
 
     >>> difference(Sample(50.0, None, 1), Sample(52.0, 1.0, 5))
     Difference(value=-2.0, low=None, high=None, z=None)
@@ -164,13 +153,13 @@ def difference(ours: Sample, paper: Sample) -> Difference:
     value = ours.mean - paper.mean
     if ours.sd is None or paper.sd is None or paper.n < 2:
         return Difference(value, None, None, None)
-    spread = math.hypot(ours.sd, paper.sd)
+    combined = math.hypot(ours.sd, paper.sd)
     half = _welch(ours.sd**2 / ours.n, paper.sd**2 / paper.n, ours.n - 1, paper.n - 1)
-    return Difference(value, value - half, value + half, abs(value) / spread if spread else None)
+    return Difference(value, value - half, value + half, abs(value) / combined if combined else None)
 
 
 def measure(results: Results, paper_seeds: int = PAPER_SEEDS) -> list[Measured]:
-    """Every cell of the study, in the recipe's order, those without runs too.
+    """Return the numbers of every cell of the study, also of cells without runs, in the recipe's order.
 
     >>> import pandas
     >>> from cyber0.study.recipe import Recipe
@@ -192,7 +181,7 @@ def measure(results: Results, paper_seeds: int = PAPER_SEEDS) -> list[Measured]:
 
 
 def agreement(cells: Sequence[Measured]) -> Agreement | None:
-    """How near these cells come to what was published; None if none of them has a difference.
+    """Return how close these cells are to the published numbers; None if no cell has a difference.
 
     >>> cells = [Measured({}, False, difference=Difference(d, None, None, z)) for d, z in ((3.0, 0.5), (-1.0, None))]
     >>> agreement(cells)
@@ -208,7 +197,7 @@ def agreement(cells: Sequence[Measured]) -> Agreement | None:
 
 
 def rank(recipe: Recipe, axis: str) -> dict[str, int]:
-    """The place of each label on its axis, as the recipe lists them; labels of cells beside the grid come last.
+    """Return the position of each label on its axis, in the recipe's order; labels beside the grid come last.
 
     >>> from cyber0.study.recipe import get_recipe
     >>> rank(get_recipe("table1"), "attack")
@@ -219,13 +208,7 @@ def rank(recipe: Recipe, axis: str) -> dict[str, int]:
 
 
 def runs(results: Results) -> dict[Key, list[Run]]:
-    """The runs of each cell that has any, by its labels in the order of the axes.
-
-    >>> import pandas
-    >>> from cyber0.study.recipe import Recipe
-    >>> runs(Results(Recipe.of({"axes": {"rule": ["mean"]}}), pandas.DataFrame()))
-    {}
-    """
+    """Return the runs of each cell that has any, by the cell's labels in the order of the axes."""
     frame: Any = results.frame
     if not len(frame):
         return {}
@@ -259,15 +242,15 @@ def _measured(labels: Labels, beside: bool, played: list[Run], paper: Sample | N
 
 
 def _welch(ours: float, paper: float, ours_free: int, paper_free: int) -> float:
-    """Half the interval, from the variance of each mean and its degrees of freedom."""
-    both = ours + paper
-    if not both:
+    """Return half the width of Welch's interval, from the variance of each mean and its degrees of freedom."""
+    total = ours + paper
+    if not total:
         return 0.0
-    # of shares: squares of small variances would vanish
-    free = 1 / ((ours / both) ** 2 / ours_free + (paper / both) ** 2 / paper_free)
-    return _quantile(free) * math.sqrt(both)
+    # by shares of the total: squares of small variances would underflow
+    free = 1 / ((ours / total) ** 2 / ours_free + (paper / total) ** 2 / paper_free)
+    return _quantile(free) * math.sqrt(total)
 
 
 def _quantile(free: float) -> float:
-    """The two-sided quantile of Student's t."""
+    """Return the two-sided quantile of Student's t."""
     return float(require("scipy.special", extra="study").stdtrit(free, (1 + CONFIDENCE) / 2))

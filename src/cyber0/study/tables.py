@@ -1,4 +1,4 @@
-"""The table of a study, ours beside the paper's: to read (Markdown), to print (LaTeX), to compute with (CSV)."""
+"""The table of a study, our numbers beside the paper's, in Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from cyber0.study.recipe import Recipe, Table
 from cyber0.study.statistics import Measured, Sample, rank
 
-__all__ = ["Grid", "grid", "signed", "spread", "to_csv", "to_latex", "to_markdown", "worst_of"]
+__all__ = ["Grid", "grid", "mean_and_sd", "signed", "to_csv", "to_latex", "to_markdown", "worst_of"]
 
 Row = tuple[str, ...]
 MINUS = "\N{MINUS SIGN}"
-NOT_ASKED, NOT_RUN = "\N{EN DASH}", "not run"
+NO_CELL, NOT_RUN = "\N{EN DASH}", "not run"
 COLUMNS = ("mean", "sd", "n", "mean_low", "mean_high", "final_mean", "final_sd", "paper_mean", "paper_sd")
 COMPARED = ("difference", "low", "high", "z", "bytes_up_per_client", "bytes_down_per_client")
 ESCAPES = {character: f"\\{character}" for character in "&%$#_{}"} | {
@@ -21,17 +21,13 @@ ESCAPES = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
     MINUS: "$-$",
-    NOT_ASKED: "--",
+    NO_CELL: "--",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Cells by row and column; `worst` is each row's least mean, where there is more than one column to choose from.
-
-    >>> Grid(axes=["rule"], rows=[("Krum",)], columns=["SF"], cells={}, worst={}, beside=[]).rows
-    [('Krum',)]
-    """
+    """Cells by row and column; `worst` has the cell of the least mean of each row that has several cells."""
 
     axes: list[str]
     rows: list[Row]
@@ -42,7 +38,7 @@ class Grid:
 
 
 def grid(recipe: Recipe, cells: Sequence[Measured]) -> Grid:
-    """The cells as the recipe's table has them; without one, a row for each cell. Cells beside the grid stay apart.
+    """Return the cells in the rows and columns of the recipe's table; without one, in a row for each cell.
 
     >>> recipe = Recipe.of({"axes": {"rule": ["krum", "cwtm"], "attack": ["sf", "lf"]},
     ...                     "table": {"rows": ["rule"], "columns": ["attack"]}})
@@ -65,10 +61,10 @@ def grid(recipe: Recipe, cells: Sequence[Measured]) -> Grid:
     )
 
 
-def spread(sample: Sample | None) -> str:
-    """A mean and its s.d., in percent.
+def mean_and_sd(sample: Sample | None) -> str:
+    """Return a mean and its s.d., in percent, as text.
 
-    >>> spread(Sample(59.7, 9.04, 5)), spread(Sample(59.7, None, 1)), spread(None)
+    >>> mean_and_sd(Sample(59.7, 9.04, 5)), mean_and_sd(Sample(59.7, None, 1)), mean_and_sd(None)
     ('59.7 ± 9.0', '59.7', 'not run')
     """
     if sample is None:
@@ -77,7 +73,7 @@ def spread(sample: Sample | None) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference in points, with a true minus.
+    """Return a difference in points as text, with a sign.
 
     >>> signed(-10.24), signed(0.5), signed(-0.04)
     ('−10.2', '+0.5', '0.0')
@@ -87,7 +83,7 @@ def signed(value: float) -> str:
 
 
 def worst_of(shown: Grid, row: Row) -> str:
-    """The worst case of a row, and where it is; `so far` while a cell of the row has no runs.
+    """Return the worst case of a row and its column as text, with `so far` if a cell of the row has no runs.
 
     >>> cells = {(("krum",), "SF"): Measured({"attack": "SF"}, False, Sample(44.1, None, 1))}
     >>> worst_of(Grid(["rule"], [("krum",)], ["SF"], cells, {("krum",): cells[("krum",), "SF"]}, []), ("krum",))
@@ -95,14 +91,14 @@ def worst_of(shown: Grid, row: Row) -> str:
     """
     worst = shown.worst.get(row)
     if worst is None or worst.best is None:
-        return NOT_ASKED
+        return NO_CELL
     column = next(place[1] for place, cell in shown.cells.items() if cell is worst)
-    waiting = any(place[0] == row and cell.best is None for place, cell in shown.cells.items())
-    return f"{worst.best.mean:.1f} ({column}{', so far' if waiting else ''})"
+    incomplete = any(place[0] == row and cell.best is None for place, cell in shown.cells.items())
+    return f"{worst.best.mean:.1f} ({column}{', so far' if incomplete else ''})"
 
 
 def to_markdown(shown: Grid) -> str:
-    """The table in Markdown: ours, the paper's and the difference in each place, the worst of each row in bold.
+    """Return the table in Markdown: in each cell ours, the paper's and the difference; the worst of a row is bold.
 
     >>> cell = Measured({"rule": "krum"}, False, Sample(50.0, 1.5, 5), paper=Sample(52.0, 1.0, 5))
     >>> print(to_markdown(Grid(["rule"], [("krum",)], [""], {(("krum",), ""): cell}, {}, [])))
@@ -123,7 +119,7 @@ def to_markdown(shown: Grid) -> str:
 
 
 def to_latex(shown: Grid) -> str:
-    r"""The table in LaTeX with booktabs, to `\input`: two lines for each row, ours and below it the paper's.
+    r"""Return the table in LaTeX with booktabs, to `\input`: two lines for each row, ours and below it the paper's.
 
     >>> print(to_latex(Grid(["rule"], [("krum",)], ["a_b"], {}, {}, [])).splitlines()[3])
     rule &  & a\_b \\
@@ -143,7 +139,7 @@ def to_latex(shown: Grid) -> str:
 
 
 def to_csv(recipe: Recipe, cells: Sequence[Measured]) -> str:
-    """A line for each cell, those beside the grid too, with every number in full; what is not known is empty.
+    """Return a line of CSV for each cell, with all digits; numbers that are not known are empty.
 
     >>> recipe = Recipe.of({"axes": {"rule": ["krum"]}})
     >>> print(to_csv(recipe, [Measured({"rule": "krum"}, False, Sample(50.0, None, 1))]).splitlines()[1])
@@ -163,7 +159,7 @@ def _labels(cell: Measured, axes: Iterable[str]) -> tuple[str, ...]:
 
 
 def _names(recipe: Recipe, axes: Sequence[str]) -> list[str]:
-    """The names of columns, in the order of the axes' labels: the first rows may lack some."""
+    """Return the names of the columns in the order of the axes' labels, since the first rows may lack some."""
     found = [cell.labels for cell in recipe.cells()]
     ranks = {axis: rank(recipe, axis) for axis in axes}
     found.sort(key=lambda labels: [ranks[axis][labels[axis]] for axis in axes])
@@ -171,7 +167,7 @@ def _names(recipe: Recipe, axes: Sequence[str]) -> list[str]:
 
 
 def _worst(placed: Mapping[tuple[Row, str], Measured]) -> dict[Row, Measured]:
-    """The cell of the least mean in each row that has several."""
+    """Return the cell of the least mean of each row that has several cells."""
     rows: dict[Row, list[Measured]] = {}
     for (row, _), cell in placed.items():
         rows.setdefault(row, []).append(cell)
@@ -190,26 +186,26 @@ def _header(shown: Grid) -> list[str]:
 
 def _in_markdown(shown: Grid, row: Row, column: str) -> str:
     cell = shown.cells.get((row, column))
-    return NOT_ASKED if cell is None else _entry(cell, bold=cell is shown.worst.get(row))
+    return NO_CELL if cell is None else _entry(cell, bold=cell is shown.worst.get(row))
 
 
 def _entry(cell: Measured, bold: bool) -> str:
-    ours = f"**{spread(cell.best)}**" if bold else spread(cell.best)
+    ours = f"**{mean_and_sd(cell.best)}**" if bold else mean_and_sd(cell.best)
     if cell.paper is None:
         return ours
     difference = "" if cell.difference is None else f", {signed(cell.difference.value)}"
-    return f"{ours} (paper {spread(cell.paper)}{difference})"
+    return f"{ours} (paper {mean_and_sd(cell.paper)}{difference})"
 
 
 def _in_latex(shown: Grid, row: Row) -> list[str]:
     cells = [shown.cells.get((row, column)) for column in shown.columns]
     worst = shown.worst.get(row)
-    ours = [_tex(NOT_ASKED if cell is None else spread(cell.best)) for cell in cells]
+    ours = [_tex(NO_CELL if cell is None else mean_and_sd(cell.best)) for cell in cells]
     bold = [rf"\textbf{{{text}}}" if cell and cell is worst else text for cell, text in zip(cells, ours, strict=True)]
     papers = [None if cell is None else cell.paper for cell in cells]
     lines = [[*map(_tex, row), "ours", *bold, *([_tex(worst_of(shown, row))] if shown.worst else [])]]
     if any(papers):
-        numbers = [rf"\footnotesize {_tex(spread(paper))}" if paper else "" for paper in papers]
+        numbers = [rf"\footnotesize {_tex(mean_and_sd(paper))}" if paper else "" for paper in papers]
         lines.append([*("" for _ in row), r"\footnotesize paper", *numbers, *([""] if shown.worst else [])])
     return [_tex_line(line) for line in lines]
 

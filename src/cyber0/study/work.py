@@ -1,4 +1,4 @@
-"""The runs of a study, put together in batches, and how one batch is played."""
+"""Put the runs of a study into batches, and play a batch."""
 
 import re
 import traceback
@@ -19,8 +19,8 @@ from cyber0.threads import cores
 
 __all__ = ["Batch", "Job", "Outcome", "batches", "jobs_of", "on_cuda", "play", "workers_for"]
 
-TOGETHER = 30  # runs in a batch on a GPU: beyond, what they do one by one takes most of the time
-DEVICE_WORKERS = 8
+RUNS_PER_BATCH = 30  # on a GPU: with more, what is done run by run takes most of the time
+DEVICE_WORKERS = 8  # processes that share a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return the name of its file."""
+        """Return the name of the run's file."""
         words = [re.sub(r"[^\w.+=-]+", "-", label) for label in self.labels.values()]
         return "_".join([*words, f"seed{self.config.seed}"])
 
@@ -46,9 +46,9 @@ Batch = list[Job]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run: its evaluations and its summary in `lines`, or an error.
+    """The outcome of a run: its evaluations and its summary in `lines`, or an error.
 
-    `history` is the run to export; a run of FedAvg has none.
+    `history` is the run's history to export; it is None for FedAvg.
     """
 
     job: Job
@@ -59,9 +59,9 @@ class Outcome:
 
 
 def jobs_of(recipe: Recipe, options: dict[str, Any]) -> list[Job]:
-    """Return every run of a study, cells in order and seeds within; `options` go over the keys of each cell.
+    """Return the runs of a study, cell by cell and seed by seed; `options` override the keys of each cell.
 
-    A cell that no run can be made of is refused, with all others that have a problem; so are two of the same name.
+    Raise InvalidConfig with the problems of all cells, or if two cells have the same name.
 
     >>> [job.name for job in jobs_of(Recipe.of({"seeds": 2, "axes": {"rule": ["mean"]}}), {})]
     ['mean_seed0', 'mean_seed1']
@@ -86,7 +86,7 @@ def jobs_of(recipe: Recipe, options: dict[str, Any]) -> list[Job]:
 
 
 def batches(jobs: Sequence[Job], workers: int = 1) -> list[Batch]:
-    """Return batches of runs of one shape: up to 30 on a GPU, fewer if a worker would have none; single runs on a CPU.
+    """Return the runs in batches: on a GPU up to 30 of one shape, enough for all workers; single runs on a CPU.
 
     >>> jobs = [Job({"rule": "mean"}, RunConfig(seed=seed, device="cpu")) for seed in range(5)]
     >>> [len(batch) for batch in batches(jobs)]
@@ -99,8 +99,8 @@ def batches(jobs: Sequence[Job], workers: int = 1) -> list[Batch]:
         shapes.setdefault(shape_of(job.config), []).append(job)
     result: list[Batch] = []
     for shape, runs in shapes.items():
-        pays = shape is not None and on_cuda(runs[0].config.device)
-        size = min(TOGETHER, -(-len(jobs) // workers)) if pays else 1
+        on_gpu = shape is not None and on_cuda(runs[0].config.device)
+        size = min(RUNS_PER_BATCH, -(-len(jobs) // workers)) if on_gpu else 1
         result += [runs[first : first + size] for first in range(0, len(runs), size)]
     return result
 
@@ -124,9 +124,9 @@ def on_cuda(device: str) -> bool:
 
 
 def play(batch: Batch, watch: Callable[[int], None], unfinished: Path | None = None) -> list[Outcome]:
-    """Play a batch; if that fails, its runs one by one, so that an error stays with the run it belongs to.
+    """Return the outcomes of a batch; if it fails, play its runs one by one, to find the one that fails.
 
-    A run that is played alone has a folder below `unfinished`, if given: it goes on from there.
+    A run that is played alone has a folder below `unfinished`, if given, and resumes from there.
 
     >>> job = Job({}, RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2, device="cpu"))
     >>> [outcome] = play([job], watch=lambda round: None)
@@ -134,7 +134,7 @@ def play(batch: Batch, watch: Callable[[int], None], unfinished: Path | None = N
     [0, 2]
     """
     try:
-        return _together(batch, watch, unfinished)
+        return _play_batch(batch, watch, unfinished)
     except Exception as error:  # whatever it is, the other runs of the study go on
         if len(batch) > 1:
             return [outcome for job in batch for outcome in play([job], watch, unfinished)]
@@ -142,7 +142,7 @@ def play(batch: Batch, watch: Callable[[int], None], unfinished: Path | None = N
         return [Outcome(batch[0], [], text, traceback=traceback.format_exc())]
 
 
-def _together(batch: Batch, watch: Callable[[int], None], unfinished: Path | None) -> list[Outcome]:
+def _play_batch(batch: Batch, watch: Callable[[int], None], unfinished: Path | None) -> list[Outcome]:
     from cyber0.simulation.export import recorded
     from cyber0.simulation.folder import RunFolder
 
