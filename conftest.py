@@ -1,6 +1,9 @@
-"""Python blocks in the README and the documentation are run as tests."""
+"""Python blocks in the README and the documentation are run as tests, those of a page in a new folder."""
 
+from contextlib import ExitStack, chdir
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from sybil import Sybil
@@ -8,7 +11,21 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 from cyber0.threads import cores
 
-pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"]).pytest()
+
+def enter_folder(namespace: dict[str, Any]) -> None:
+    """Let a page write its files into a folder of its own."""
+    namespace["_folder"] = folder = ExitStack()
+    folder.enter_context(chdir(folder.enter_context(TemporaryDirectory())))
+
+
+def leave_folder(namespace: dict[str, Any]) -> None:
+    """Remove what a page has written."""
+    namespace.pop("_folder").close()
+
+
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser()], patterns=["*.md"], setup=enter_folder, teardown=leave_folder
+).pytest()
 
 
 @pytest.hookimpl(optionalhook=True)
