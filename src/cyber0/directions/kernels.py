@@ -91,12 +91,12 @@ def _word(direction, i):
 
 
 @triton.jit
-def _number(direction, i):
+def read_float(direction, i):
     return tl.load(direction + i).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _z(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
+def direction_tile(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
     """Return one tile of the direction whose eight words (key.PACKED) start at `direction` in the table."""
     k0, k1, t = _word(direction, 0), _word(direction, 1), _word(direction, 2)
     l, r = _word(direction, 3), _word(direction, 4)  # noqa: E741
@@ -110,7 +110,7 @@ def _z(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
         z0, z1 = _box_muller(a, b)
         z2, z3 = _box_muller(c, d)
         z = _in_order(z0, z1, z2, z3)
-    return z * _number(direction, 6)
+    return z * read_float(direction, 6)
 
 
 @triton.jit
@@ -127,7 +127,7 @@ def _here(first_tile, shift, size, TILE: tl.constexpr):
 def _fill(out, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
     tile, base, lane, inside = _here(first_tile, shift, size, TILE)
     row = tl.program_id(1)
-    z = _z(table + 8 * row, tile, BITS, TILE)
+    z = direction_tile(table + 8 * row, tile, BITS, TILE)
     tl.store(out + row.to(tl.int64) * size + base + lane, z, mask=inside)
 
 
@@ -135,7 +135,7 @@ def _fill(out, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.cons
 def _squared_lengths(totals, table, first_tile, shift, size, BITS: tl.constexpr, TILE: tl.constexpr):
     tile, _, _, inside = _here(first_tile, shift, size, TILE)
     row = tl.program_id(1)
-    z = _z(table + 8 * row, tile, BITS, TILE)
+    z = direction_tile(table + 8 * row, tile, BITS, TILE)
     parts = tl.where(inside, (z * z * 1048576.0).to(tl.int64), 0)
     tl.atomic_add(totals + row, tl.sum(parts))
 
@@ -155,7 +155,7 @@ def _move(
 ):
     tile, base, lane, inside = _here(first_tile, shift, size, TILE)
     w = tl.load(weights + base + lane, mask=inside).to(tl.float32)
-    step = _z(table, tile, BITS, TILE) * _number(table, 7)
+    step = direction_tile(table, tile, BITS, TILE) * read_float(table, 7)
     tl.store(plus + base + lane, (w + step).to(plus.dtype.element_ty), mask=inside)
     if BOTH:
         tl.store(minus + base + lane, (w - step).to(minus.dtype.element_ty), mask=inside)
@@ -177,7 +177,7 @@ def _descend(
     tile, base, lane, inside = _here(first_tile, shift, size, TILE)
     u = tl.zeros([TILE], dtype=tl.float32)
     for i in range(count):
-        u = u + _number(table + 8 * i, 7) * _z(table + 8 * i, tile, BITS, TILE)
+        u = u + read_float(table + 8 * i, 7) * direction_tile(table + 8 * i, tile, BITS, TILE)
     if not SUM:
         u = tl.load(weights + base + lane, mask=inside).to(tl.float32) - u
     if BF16:
@@ -197,7 +197,7 @@ def _fold(
     for _ in range(commits):
         u = tl.zeros([TILE], dtype=tl.float32)
         for i in range(width):
-            u = u + _number(table + 8 * i, 7) * _z(table + 8 * i, tile, BITS, TILE)
+            u = u + read_float(table + 8 * i, 7) * direction_tile(table + 8 * i, tile, BITS, TILE)
         w = w - u
         if BF16:
             bits = w.to(tl.uint32, bitcast=True) + _rounding_bits(table, tile, TILE)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from cyber0.directions.kernels import _number, _z
+from cyber0.directions.kernels import direction_tile, read_float
 from cyber0.directions.tensors import descended, load, store
 
 __all__ = ["norm", "rows"]
@@ -31,7 +31,7 @@ def _rows(
     w = load(weights + row, base, width, TILE)
     if count > 0:
         w = descended(w, table + 8, count, tile, BITS, TILE)
-    step = _z(table, tile, BITS, TILE) * _number(table, 7)
+    step = direction_tile(table, tile, BITS, TILE) * read_float(table, 7)
     store(plus + token * width, (w + step).to(plus.dtype.element_ty), base, width, TILE)
     store(minus + token * width, (w - step).to(minus.dtype.element_ty), base, width, TILE)
 
