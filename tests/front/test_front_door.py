@@ -304,7 +304,7 @@ def stopped(tmp_path, name, **options):
         {"schedule": "warmup(rounds=2)+cosine"},
         {"validation": 0.2, "attack": "noise"},
     ],
-    ids=str,
+    ids=["attack", "rule", "shipped rule", "schedule", "validation"],
 )
 def test_a_run_that_was_stopped_ends_in_the_same_bits(tmp_path, options):
     model = Net()
@@ -401,6 +401,7 @@ def test_a_rule_that_raises_is_an_invalid_aggregation():
         ({"byzantine": 3}, InvalidConfig, "byzantine = 3 of clients = 6: at most 2 may lie"),
         ({"metrics": {"f1": lambda outputs, targets: 1 / 0}}, InvalidUserCode, "metric 'f1' .* ZeroDivisionError"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_input_is_a_sentence(options, error, message):
     with pytest.raises(error, match=message):
