@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tests.network.parties import Parties, deal, local_model, recipe
 
+from cyber0.callbacks import Callback
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network import keys
 from cyber0.network.liars import LIES, Liar
@@ -440,3 +441,42 @@ def test_one_of_two_slots_is_always_whole(tmp_path):
         with Store(tmp_path) as store:
             assert store.vote(5) in (None, second)
             assert store.vote(4) in (None, first)
+
+
+# Callbacks
+
+
+class Listening(Callback):
+    def __init__(self):
+        self.begun, self.rounds, self.evaluations = 0, [], []
+
+    def before_run(self, run):
+        self.begun += 1
+        assert run.settings.agreement.clients == 4
+
+    def after_round(self, run, round):
+        assert run.ledger.head.rounds == round.number + 1  # it is on disk
+        self.rounds.append((round.number, round.participants, round.admitted, round.aggregate.tobytes()))
+
+    def after_evaluation(self, run, evaluation):  # noqa: ARG002
+        self.evaluations.append((evaluation["client"], evaluation["round"], evaluation["accuracy"]))
+
+
+class Loud(Callback):
+    def after_round(self, run, round):  # noqa: ARG002
+        raise ZeroDivisionError("no")
+
+
+def test_callbacks_hear_of_a_federation_and_cannot_stop_it(task):
+    config, ledger, listening, notices = recipe(rounds=6, evaluate_every=3), Memory(), Listening(), []
+    makes = trained(config, task, evaluates=True)
+    play(config, ledger, makes, settings={"deadline": 60.0}, callbacks=[Loud(), listening], notice=notices.append)
+    assert listening.begun == 1
+    decisions = [
+        (d.round, Settings.of(config).roster, Settings.of(config).roster, d.scalars) for d in ledger.decisions()
+    ]
+    assert listening.rounds == decisions
+    assert len(decisions) == 6
+    assert {number for _, number, _ in listening.evaluations} >= {0, 3}
+    said = [text for text in notices if "Loud raised ZeroDivisionError: no: it is not called again" in text]
+    assert len(said) == 1

@@ -55,6 +55,10 @@ def serve(
     evaluate_every: Annotated[
         int, typer.Option(min=1, help="Rounds from one evaluation to the next, of clients that evaluate.")
     ] = 10,
+    callback: Annotated[
+        list[str] | None,
+        typer.Option(help="A cyber0.Callback of yours, as package.module:object. Repeatable.", show_default=False),
+    ] = None,
     no_votes: Annotated[
         bool, typer.Option("--no-votes", help="Keep only digests of the votes in the ledger, not their values.")
     ] = False,
@@ -70,7 +74,11 @@ def serve(
         settings = Settings.of_ledger(file, asked, **timing)
         signer = key or (federator_key(tls) if tls else None)
         with keeping(lambda: kept(file)):
-            asyncio.run(_serve(settings, file, listen, tls, None if signer is None else private_key(signer), linger))
+            asyncio.run(
+                _serve(
+                    settings, file, listen, tls, None if signer is None else private_key(signer), linger, callback or []
+                )
+            )
 
 
 def _asked(
@@ -141,11 +149,19 @@ def is_loopback(address: str) -> bool:
     return False
 
 
-async def _serve(settings: Settings, ledger: File, listen: str, tls: Path | None, key: Any, linger: float) -> None:
+async def _serve(
+    settings: Settings, ledger: File, listen: str, tls: Path | None, key: Any, linger: float, callbacks: list[str]
+) -> None:
     console = Console(soft_wrap=True)
     with showing(console) as show:
         federator = Federator(
-            settings, ledger, peer_name=None if tls is None else peer_name, key=key, linger=linger, notice=show.notice
+            settings,
+            ledger,
+            peer_name=None if tls is None else peer_name,
+            key=key,
+            linger=linger,
+            notice=show.notice,
+            callbacks=callbacks,
         )
         signals: list[int] = []
 

@@ -75,7 +75,13 @@ class FederatorThread:
             settings = Settings.of_ledger(ledger, self.settings, **timing)
             key = private_key(serving.key_path) if serving.key_path else None
             federator = Federator(
-                settings, ledger, peer_name=self.tokens.peer_name, key=key, linger=serving.linger, notice=self.notice
+                settings,
+                ledger,
+                peer_name=self.tokens.peer_name,
+                key=key,
+                linger=serving.linger,
+                notice=self.notice,
+                callbacks=[name.strip() for name in serving.callbacks.split(",") if name.strip()],
             )
             port = await federator.start(serving.listen, self._credentials)
             self._loop, self._federator, self.tally = asyncio.get_running_loop(), federator, federator.tally

@@ -27,7 +27,8 @@ class Serving:
     `ledger` is a file of the ServerApp's machine, and `address` the name or address by which the nodes reach that
     machine, at `port` (0: any that is free). `linger` is how many seconds to wait for nodes that are still missing when
     the last round is over. `key` is a PEM file that signs the ledger. `roster` names the nodes that may take part, as
-    they are registered with Flower, with commas between them; without it, whoever is online does.
+    they are registered with Flower, with commas between them; without it, whoever is online does. `callbacks` names
+    callbacks of yours as package.module:object, with commas between them.
     """
 
     ledger: str = "cyber0-ledger.sqlite"
@@ -36,6 +37,7 @@ class Serving:
     roster: str = ""
     linger: float = 120.0
     key: str = ""
+    callbacks: str = ""
     names: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

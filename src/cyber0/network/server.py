@@ -4,15 +4,16 @@ The machine is `cyber0.protocol.machine.step`; here are its clock, its sockets a
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from cyber0.errors import Cyber0Error, InvalidConfig, RejectedMessage
+from cyber0.callbacks import Callbacks, Round
+from cyber0.errors import Cyber0Error, InvalidConfig, InvalidUserCode, RejectedMessage
 from cyber0.network.limits import RateLimit
 from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
 from cyber0.network.tally import Tally
@@ -39,6 +40,7 @@ from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.machine import step
 from cyber0.protocol.messages import VERSION, Ask, Bye, Done, FromClient, FromFederator, Hello
+from cyber0.protocol.records import from_wire
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, signed
 from cyber0.protocol.state import restored
@@ -82,6 +84,8 @@ class Federator:
     `peer_name(context)` names the caller of a stream, as `cyber0.network.keys.peer_name` does for certificates; without
     it a client is whoever it says it is. `key` signs the seal. After the last round the clients that are there have a
     deadline's time to say that they are done; who comes within `linger` seconds more is served too.
+    `callbacks` are called before the first round, after each round and after each evaluation of a client; one that
+    raises is reported and not called again.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.ledger import Memory
@@ -104,9 +108,11 @@ class Federator:
         key: PrivateKey | None = None,
         linger: float = 0.0,
         notice: Callable[[str], None] = lambda _: None,
+        callbacks: Iterable[Any] = (),
     ) -> None:
         self.settings, self.ledger, self.key, self.linger, self.notice = settings, ledger, key, linger, notice
         self.peer_name = peer_name
+        self._callbacks, self._news = [Callbacks([each]) for each in callbacks], list[tuple[str, Any]]()
         self.state = restored(settings, ledger)
         self.tally = Tally(settings.roster)
         self.over = asyncio.Event()
@@ -153,6 +159,7 @@ class Federator:
                 f"listen = {listen!r} cannot be used: is the port taken, and the address one of this machine?"
             ) from None
         await self._server.start()
+        self._call("before_run")
         if self.state.is_finished:
             self._end()
         return port
@@ -313,8 +320,20 @@ class Federator:
         except Exception as error:  # the disk is full, a rule has a bug: nothing may be decided after it
             self.failure = error
             self.stop(str(error))
+        news, self._news = self._news, []
+        for method, what in news:  # after all messages are on their way
+            self._call(method, what)
         if self.state.is_finished:
             self._end()
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        """Call the callbacks; one that raises stops no federation, and is not called again."""
+        for callback in list(self._callbacks):
+            try:
+                getattr(callback, method)(self, *arguments)
+            except InvalidUserCode as error:
+                self._callbacks.remove(callback)
+                self._say(f"{error}: it is not called again")
 
     def _send(self, effect: Send) -> None:
         if connection := self._connections.get(effect.stream.number):
@@ -323,6 +342,12 @@ class Federator:
     def _record(self, effect: Record) -> None:
         self.ledger.append(effect.decision)  # on disk when this returns: what comes after it may be told
         self.tally.record(effect.decision)
+        if self._callbacks:
+            ballots = [ballot for ballot in effect.decision.ballots if ballot.verdict != "late"]
+            voted = tuple(dict.fromkeys(ballot.client for ballot in ballots))
+            counted = tuple(ballot.client for ballot in ballots if ballot.verdict == "counted")
+            scalars = from_wire(effect.decision.scalars, self.settings.plan.rows)
+            self._news.append(("after_round", Round(effect.decision.round, voted, counted, scalars)))
 
     def _set_alarm(self, effect: Alarm) -> None:
         if self._alarm is not None:
@@ -339,6 +364,7 @@ class Federator:
 
     def _evaluated(self, effect: Evaluated) -> None:
         self.tally.clients[effect.client].evaluation = effect.evaluation
+        self._news.append(("after_evaluation", {"client": effect.client, **asdict(effect.evaluation)}))
 
     def _hang_up(self, effect: HangUp) -> None:
         if connection := self._connections.get(effect.stream.number):
