@@ -119,7 +119,7 @@ def _worst(means: Mapping[Point, float], algorithm: str, rule: str) -> float | N
 
 
 def _best_worst_case(evidence: Evidence) -> Outcome:
-    """Claim 1."""
+    """Test claim 1: the worst case of cyber0 with CWTM, against all other rows."""
     rows = {(algorithm, rule): _worst(evidence.means, algorithm, rule) for algorithm in ALGORITHMS for rule in RULES}
     known = {row: worst for row, worst in rows.items() if worst is not None}
     if len(known) < len(rows):
@@ -139,13 +139,13 @@ def _best_worst_case(evidence: Evidence) -> Outcome:
 
 
 def _above_for_each_rule(evidence: Evidence) -> Outcome:
-    """Claim 2."""
+    """Test claim 2: cyber0's worst case against FedAvg's, with each rule."""
     means = evidence.means
     return _every([(rule, _worst(means, "cyber0", rule), _worst(means, "FedAvg", rule)) for rule in RULES], "against")
 
 
 def _nnm_improves(evidence: Evidence) -> Outcome:
-    """Claim 3."""
+    """Test claim 3: NNM under each attack that is not made for it."""
     compared: list[Comparison] = []
     for algorithm in ALGORITHMS:
         for rule in PLAIN:
@@ -157,7 +157,7 @@ def _nnm_improves(evidence: Evidence) -> Outcome:
 
 
 def _hundred_times_less(evidence: Evidence) -> Outcome:
-    """Claim 4."""
+    """Test claim 4: the communication of both algorithms."""
     if not set(ALGORITHMS) <= set(evidence.bytes):
         return Outcome(None, "One of the two algorithms has no runs.")
     ours, theirs = (evidence.bytes[algorithm] for algorithm in ALGORITHMS)
