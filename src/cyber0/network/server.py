@@ -333,7 +333,7 @@ class Federator:
                 getattr(callback, method)(self, *arguments)
             except InvalidUserCode as error:
                 self._callbacks.remove(callback)
-                self._say(f"{error}: it is not called again")
+                self._notify(f"{error}: it is not called again")
 
     def _send(self, effect: Send) -> None:
         if connection := self._connections.get(effect.stream.number):
