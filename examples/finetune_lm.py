@@ -6,15 +6,13 @@ For real: python examples/finetune_lm.py --model roberta-large --task sst2 --dat
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from cyber0.config import RunConfig
+import cyber0
 from cyber0.parameters import Parameters
 from cyber0.protocol import export
 from cyber0.protocol.ledger import Memory
 from cyber0.replay import rebuild
-from cyber0.simulation import Simulation
-from cyber0.simulation.export import Record
-from cyber0.tasks.task import make
 from cyber0.tasks.text import tiny
 
 options = argparse.ArgumentParser(description="12 clients, of which 3 lie, send one number per round each.")
@@ -29,28 +27,30 @@ given = options.parse_args()
 data = given.data if given.model else tiny.data(tempfile.mkdtemp())
 model = given.model or str(tiny.model(Path(tempfile.mkdtemp()) / "tiny", "encoder"))
 
-task = make(given.task, data, model=model)  # the model, the prompts, the data
+task = cyber0.get_task(given.task)(data, model=model)  # the model, the prompts, the data
 chosen = {key: getattr(given, key) for key in ("task", "attack", "rounds", "lr")}
-config = RunConfig(
+config = cyber0.RunConfig(
     clients=12, byzantine=3, rule="cwtm", alpha=1.0, family="gaussian", directions=1, batch=64, model=model, **chosen
-)
-simulation = Simulation(config, task)
-record = Record(simulation)
-print(f"{simulation.parameters.size:,} weights, {task.dataset}")
-found = simulation.evaluate()
-print(f"round 0: {found.accuracy:.1%}, loss {found.loss:.4f}")
-for played in simulation.play():
-    record.add(played)
-    if simulation.rounds % max(1, config.rounds // 10) == 0:
-        found = simulation.evaluate()
-        print(f"round {simulation.rounds:,}: {found.accuracy:.1%}, loss {found.loss:.4f}")
-print(f"each client has sent {4 * config.plan.scalars * config.rounds:,} bytes, and received as many")
+).updated(evaluate_every=max(1, given.rounds // 10))
 
-size = export.write(given.out, record.history())
-print(f"the whole run is {size:,} bytes: {given.out}")
+
+class Report(cyber0.Callback):
+    """Prints each evaluation."""
+
+    def after_evaluation(self, run: Any, evaluation: Any) -> None:  # noqa: ARG002
+        """Print one."""
+        print(f"round {evaluation['round']:,}: {evaluation['accuracy']:.1%}, loss {evaluation['loss']:.4f}")
+
+
+result = cyber0.run(config, task=task, callbacks=[Report])
+print(f"{sum(weights.numel() for weights in result.model.parameters()):,} weights, {task.dataset}")
+print(f"each client has sent {result.summary['bytes_up_per_client']:,.0f} bytes, and received as many")
+
+result.save(given.out)
+print(f"the whole run is {given.out.stat().st_size:,} bytes: {given.out}")
 
 shared = Memory()  # anyone who has this file and the base weights
 shared.adopt(export.read(given.out))
 again = rebuild(shared, Parameters.of(task.build(config.seed)))
-assert again == simulation.parameters.fingerprint()
+assert f"{again:016x}" == result.fingerprint
 print(f"rebuilt from it: the same weights, {again:016x}")

@@ -85,6 +85,8 @@ def name_of(found: Callable[..., Any], known: Mapping[str, Callable[..., Any]]) 
 
     >>> name_of(partial(print, end=""), {"write": print})
     "write(end='')"
+    >>> name_of(str.upper, {})
+    '__main__:str.upper'
     """
     if isinstance(found, partial):
         options = ", ".join(f"{key}={value!r}" for key, value in found.keywords.items())
@@ -93,8 +95,8 @@ def name_of(found: Callable[..., Any], known: Mapping[str, Callable[..., Any]]) 
         if value is found:
             return name
     described = found if isroutine(found) or isinstance(found, type) else type(found)
-    module = getattr(described, "__module__", None)  # what is written in C may have none
-    return f"{module}:{described.__qualname__}" if module else described.__qualname__
+    module = getattr(described, "__module__", None) or "__main__"  # what `exec` made, or is written in C, may have none
+    return f"{module}:{described.__qualname__}"
 
 
 def is_class(found: Callable[..., Any]) -> bool:
