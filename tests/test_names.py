@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -109,3 +110,13 @@ def test_a_name_that_does_not_exist_is_missed():
     assert exists("cyber0.config.RunConfig.clients")
     assert not exists("cyber0.simulation.minutes")
     assert not exists("cyber0.config.RunConfig.order")
+
+
+def test_the_map_has_the_layers_that_are_enforced():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    drawn = page.partition("## The map")[2].partition("```text\n")[2].partition("```")[0].splitlines()
+    assert [re.split(r"\s{2,}", line)[0] for line in drawn] == layers
