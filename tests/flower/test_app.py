@@ -64,7 +64,7 @@ def test_an_old_token_and_a_guessed_one_are_refused(tmp_path):
         old = invite(federator, "client-0")
         new = invite(federator, "client-0")
         for token in (old.token, "guessed"):
-            with pytest.raises(Refused, match="no longer, good"):
+            with pytest.raises(Refused, match="is not valid, or no longer"):
                 run_session(SessionInfo(new.address, new.authority, token, "client-0"), {"device": "cpu"})
 
 
@@ -139,4 +139,4 @@ def test_the_app_that_is_written_is_the_run(tmp_path):
     settings, _ = read(written["tool"]["flwr"]["app"]["config"])
     assert settings.agreement == Agreement(clients=4, byzantine=1, lr=0.5)
     again = CliRunner().invoke(app, words)
-    assert "is there already" in str(again.exception)
+    assert "exists and is not empty" in str(again.exception)

@@ -361,7 +361,9 @@ def test_a_federator_cannot_make_a_client_run_code(tmp_path):
     with Parties(tmp_path, recipe(task="os:getcwd")) as parties:
         parties.federator()
         parties.listening()
-        with pytest.raises(Refused, match="task = 'os:getcwd' is code: say --own-code if it is yours"):
+        with pytest.raises(
+            Refused, match="task = 'os:getcwd' is code that would be imported here: say --own-code if it is yours"
+        ):
             run_client(f"127.0.0.1:{parties.port}", "client-0")
 
 

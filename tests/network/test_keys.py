@@ -212,7 +212,7 @@ def test_a_certificate_without_a_name_is_refused(keys, tmp_path):
         "key.pem": pair.key_pem,
     }.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(grpc.aio.AioRpcError, match="bears no name"):
+    with pytest.raises(grpc.aio.AioRpcError, match="has no name"):
         served(server_credentials(keys), peer_name, asks(channel_credentials(tmp_path)))
 
 
@@ -254,7 +254,7 @@ def test_a_token_stands_for_a_name_until_the_next_one():
         token_credentials(server.authority, "guessed"),
         grpc.ssl_channel_credentials(server.authority),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match="no longer, good"):
+        with pytest.raises(grpc.aio.AioRpcError, match="is not valid, or no longer"):
             served(server.credentials, tokens.peer_name, asks(credentials))
 
 
@@ -298,7 +298,7 @@ def test_a_clients_certificate_does_not_outlive_its_authority(tmp_path):
 def test_nothing_is_overwritten(keys):
     before = {path: path.read_bytes() for path in keys.rglob("*.pem")}
     for again in (lambda: init(keys), lambda: issue("alice", keys)):
-        with pytest.raises(InvalidKeys, match="is there already: name a new folder"):
+        with pytest.raises(InvalidKeys, match="exists and is not empty: name a new folder"):
             again()
     assert {path: path.read_bytes() for path in keys.rglob("*.pem")} == before
 
@@ -342,7 +342,7 @@ def test_the_commands(tmp_path):
     assert "192.0.2.7" in said("init", folder, "--host", "192.0.2.7")
     assert "valid until" in said("issue", "alice", "--keys", folder, "--out", tmp_path / "usb")
     assert client_name(tmp_path / "usb") == "alice"
-    assert "is there already" in said("init", folder)
+    assert "exists and is not empty" in said("init", folder)
     assert "use up to 64 letters" in said("issue", "../alice", "--keys", folder)
     assert "cannot read" in said("issue", "bob", "--keys", tmp_path / "elsewhere")
     shown = said("show", folder)

@@ -83,7 +83,7 @@ def join(
     if name is None and tls is None:
         raise InvalidConfig("--name is needed: a name on the federator's roster")
     if tls is not None:
-        _greet(address, tls)
+        _check_handshake(address, tls)
     options: dict[str, Any] = {
         "credentials": None if tls is None else channel_credentials(tls),
         "data": data,
@@ -115,8 +115,8 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
     _print(console, outcome, options["out"])
 
 
-def _greet(address: str, tls: Path) -> None:
-    """Refuse certificates that cannot work: gRPC would try for ever and not say why. A federator may come later."""
+def _check_handshake(address: str, tls: Path) -> None:
+    """Refuse keys whose handshake fails: gRPC would try for ever and not say why. A federator may come later."""
     channel_credentials(tls)
     reason = refusal(address, tls)
     if reason is not None:
@@ -140,6 +140,6 @@ def _print(console: Console, outcome: Outcome, out: Path | None) -> None:
 
 
 def state_directory() -> Path:
-    """Where clients keep their state unless told otherwise: `$XDG_STATE_HOME/cyber0`, or `~/.local/state/cyber0`."""
+    """Return the default folder of clients' state: `$XDG_STATE_HOME/cyber0`, or `~/.local/state/cyber0`."""
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".local" / "state") / "cyber0"

@@ -138,7 +138,7 @@ def import_(
     if not exports.is_export(file):
         raise InvalidExport(f"{file} is not an exported run" if file.exists() else f"there is no file {file}")
     if out.exists():
-        raise InvalidLedger(f"{out} is there already: name a new file")
+        raise InvalidLedger(f"{out} exists: name a new file")
     history = exports.read(file)
     with File(out) as made:
         made.adopt(history)

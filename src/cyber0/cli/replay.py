@@ -1,4 +1,4 @@
-"""`cyber0 replay`: a trained model from its base and its commits."""
+"""`cyber0 replay`: rebuild a trained model from its base and its commits."""
 
 import time
 from pathlib import Path

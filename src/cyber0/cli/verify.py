@@ -1,4 +1,4 @@
-"""`cyber0 verify`: whether a ledger or an exported run is what it claims to be."""
+"""`cyber0 verify`: check a ledger or an exported run."""
 
 from pathlib import Path
 from typing import Annotated

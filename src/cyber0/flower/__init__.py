@@ -11,7 +11,7 @@ __all__ = ["client_app", "server_app"]
 
 
 def server_app() -> Any:
-    """A Flower ServerApp that runs the federator of the run in its run config."""
+    """Return a Flower ServerApp that runs the federator of the run in its run config."""
     require("flwr", extra="flower")
     from cyber0.flower.server import server_app as made
 
@@ -19,7 +19,7 @@ def server_app() -> Any:
 
 
 def client_app() -> Any:
-    """A Flower ClientApp that is a client of the run it is sent a session for."""
+    """Return a Flower ClientApp that takes part in the run whose session it is sent."""
     require("flwr", extra="flower")
     from cyber0.flower.session import client_app as made
 

@@ -1,4 +1,4 @@
-"""Which of Flower's nodes is which client of the federation, and whom a session must be opened for."""
+"""Assign Flower's nodes to the clients of the federation, and find out who needs a new session."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Dispatch: the one long message to each node, sent again to whoever lost it, and what comes back at the end."""
+"""Sessions: the one message to each node, sent again to nodes that lost it, and their replies at the end."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ PATIENCE = (3.0, 60.0)  # seconds before a session that failed is opened again, 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a node is told: where the federator is, by which authority to know it, its token, and its own name.
+    """What a node needs for a session: the federator's address and authority (PEM), its token, and its name.
 
     >>> SessionInfo.read(SessionInfo("localhost:1", b"PEM", "secret", "alice").record()).name
     'alice'
@@ -32,18 +32,18 @@ class SessionInfo:
     name: str
 
     def record(self) -> RecordDict:
-        """The content of the session message."""
+        """Return the content of the session message."""
         return RecordDict({RECORD: ConfigRecord(dict(vars(self)))})
 
     @classmethod
     def read(cls, content: RecordDict) -> "SessionInfo":
-        """The invitation in a message."""
+        """Return the session in a message."""
         return cls(**_fields(content))
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a node says at the end: how many commits it holds, and the fingerprint of its weights.
+    """A node's reply at the end: how many commits it holds, and the fingerprint of its weights.
 
     >>> Report(400, 2**64 - 1).record()[RECORD]["fingerprint"]
     'ffffffffffffffff'
@@ -53,43 +53,44 @@ class Report:
     fingerprint: int
 
     def record(self) -> RecordDict:
-        """The content of the reply."""
+        """Return the content of the reply."""
         return RecordDict({RECORD: ConfigRecord({"rounds": self.rounds, "fingerprint": f"{self.fingerprint:016x}"})})
 
     @classmethod
     def read(cls, content: RecordDict) -> "Report":
-        """The report in a reply."""
+        """Return the report in a reply."""
         fields = _fields(content)
         return cls(int(fields["rounds"]), int(fields["fingerprint"], 16))
 
 
 class Dispatch:
-    """The sessions of a run: `expect` one of a client, `renew` those that are due, `collect` what comes back.
+    """The sessions of a run: `expect` one of a client, `renew` those that are due, `collect` the replies.
 
-    `invite(name)` makes a client's invitation, with a new token; `reports` are of those that came to the run's end.
+    `new_session(name)` returns a client's session, with a new token; `reports` are those of the clients that came to
+    the end of the run.
     """
 
-    def __init__(self, grid: Grid, invite: Callable[[str], SessionInfo], notice: Callable[[str], None]) -> None:
-        self.grid, self.invite, self.notice = grid, invite, notice
+    def __init__(self, grid: Grid, new_session: Callable[[str], SessionInfo], notice: Callable[[str], None]) -> None:
+        self.grid, self.new_session, self.notice = grid, new_session, notice
         self.reports: dict[str, Report] = {}
         self._waiting: dict[str, str] = {}  # the client's name, by the message
         self._due: dict[str, float] = {}  # when to open a client's session
         self._failures: Counter[str] = Counter()
 
     def expect(self, names: Iterable[str]) -> None:
-        """Let these clients have a new session, as soon as can be."""
+        """Open new sessions for these clients as soon as possible."""
         self._due.update(dict.fromkeys(names, 0.0))
 
     def renew(self, online: Mapping[str, Node]) -> None:
-        """Open the sessions that are due, of clients that are online. Where Flower fails, they stay due."""
+        """Open the sessions that are due for clients that are online. If Flower fails, they stay due."""
         now = time.monotonic()
         for name in [name for name, when in self._due.items() if when <= now and name in online]:
             if name in self.reports or self._open(name, online[name]):
                 del self._due[name]
 
     def _open(self, name: str, node: Node) -> bool:
-        """Send a client its session; an older one is no longer waited for. Whether Flower took it."""
-        message = Message(self.invite(name).record(), node.number, f"query.{ACTION}", ttl=YEAR)
+        """Send a client its session, which replaces an older one; return whether Flower accepted it."""
+        message = Message(self.new_session(name).record(), node.number, f"query.{ACTION}", ttl=YEAR)
         sent = [identifier for identifier in self.grid.push_messages([message]) if identifier]
         others = {identifier: other for identifier, other in self._waiting.items() if other != name}
         self._waiting = others | dict.fromkeys(sent, name)
@@ -98,7 +99,7 @@ class Dispatch:
         return bool(sent)
 
     def collect(self) -> None:
-        """Take the replies that are there."""
+        """Read the replies that have come."""
         if not self._waiting:
             return
         for reply in self.grid.pull_messages(list(self._waiting)):

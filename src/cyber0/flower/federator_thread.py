@@ -18,7 +18,9 @@ __all__ = ["FederatorThread"]
 
 
 class FederatorThread:
-    """A federator, from `with` on: at `address`, known by `authority`, open to whom `tokens` name.
+    """A federator that runs in a thread as long as its `with` block.
+
+    It listens at `address`, has a certificate of `authority` (PEM), and admits clients with one of its `tokens`.
 
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
@@ -43,7 +45,7 @@ class FederatorThread:
 
     @property
     def is_over(self) -> bool:
-        """Whether the federator has ended by itself: all is done, or something is wrong."""
+        """Whether the federator has ended by itself, after the last round or by an error."""
         return not self._thread.is_alive()
 
     def __enter__(self) -> Self:

@@ -24,11 +24,16 @@ TIMING: dict[str, Any] = {
 class Serving:
     """Where and how a ServerApp serves a federation.
 
-    `ledger` is a file of the ServerApp's machine, and `address` the name or address by which the nodes reach that
-    machine, at `port` (0: any that is free). `linger` is how many seconds to wait for nodes that are still missing when
-    the last round is over. `key` is a PEM file that signs the ledger. `roster` names the nodes that may take part, as
-    they are registered with Flower, with commas between them; without it, whoever is online does. `callbacks` names
-    callbacks of yours as package.module:object, with commas between them.
+    Args:
+        ledger: A file on the ServerApp's machine.
+        address: The name or address by which nodes reach that machine.
+        port: Of the federator there; 0 is any free one.
+        roster: The nodes that may take part, as they are registered with Flower, separated by commas; without it,
+            whoever is online takes part.
+        linger: Seconds to wait after the last round for nodes that are still missing.
+        key: A PEM file with the key that signs the ledger.
+        callbacks: Callbacks of yours, as package.module:object, separated by commas.
+
     """
 
     ledger: str = "cyber0-ledger.sqlite"
@@ -42,9 +47,9 @@ class Serving:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
-            raise InvalidConfig(f"port = {self.port}: from 0, for any, to 65535")
+            raise InvalidConfig(f"port = {self.port}: it must be from 0 (any free port) to 65535")
         if not 0 < self.linger < 10**9:
-            raise InvalidConfig(f"linger = {self.linger}: give seconds, more than 0")
+            raise InvalidConfig(f"linger = {self.linger}: it must be a number of seconds above 0")
         check_host(self.host)
         names = tuple(check_name(name.strip()) for name in self.roster.split(",") if name.strip())
         object.__setattr__(self, "names", names)

@@ -18,11 +18,11 @@ from cyber0.flower.run_config import read
 
 __all__ = ["agreed", "serve", "server_app"]
 
-POLL_SECONDS = 1.0  # seconds between two looks at Flower
+POLL_SECONDS = 1.0  # between two queries of Flower
 
 
 def server_app() -> ServerApp:
-    """The ServerApp of an app folder, as `cyber0 flower new` writes it."""
+    """Return the ServerApp of an app folder, as `cyber0 flower new` writes it."""
     app = ServerApp()
 
     @app.main()
@@ -33,17 +33,17 @@ def server_app() -> ServerApp:
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any], notice: Callable[[str], None]) -> None:
-    """Serve the ordered run to its end, and say what came of it."""
+    """Serve the run of a run config to its end, and report the result."""
     settings, serving = read(run_config)
     clients = settings.agreement.clients
     with FederatorThread(settings, serving, notice) as federator:
         notice(f"the federator of {clients} clients is at {federator.address}, its ledger is {serving.path}")
         assignment = Assignment(settings.roster, named=bool(serving.names))
 
-        def invite(name: str) -> SessionInfo:
+        def new_session(name: str) -> SessionInfo:
             return SessionInfo(federator.address, federator.authority, federator.tokens.issue(name), name)
 
-        dispatch = Dispatch(grid, invite, notice)
+        dispatch = Dispatch(grid, new_session, notice)
         while not federator.is_over and len(dispatch.reports) < clients:
             _poll(grid, assignment, dispatch, notice)
             time.sleep(POLL_SECONDS)
@@ -54,7 +54,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], notice: Callable[[str], Non
 
 
 def agreed(reports: Mapping[str, Report], byzantine: int, notice: Callable[[str], None]) -> int:
-    """The fingerprint of more clients than may lie, and of most; who reports another is named.
+    """Return the fingerprint that most clients report, and more than may lie; those with another are named.
 
     >>> agreed({"ann": Report(5, 7), "bob": Report(5, 7), "cy": Report(5, 8)}, byzantine=1, notice=print)
     cy reports the fingerprint 0000000000000008, most report 0000000000000007
@@ -75,13 +75,13 @@ def agreed(reports: Mapping[str, Report], byzantine: int, notice: Callable[[str]
 
 
 def _final_reports(federator: FederatorThread) -> dict[str, Report]:
-    """What clients said at the end of their streams: a reply by Flower may come too late."""
+    """Return what clients reported on their own streams: a reply by Flower may come too late."""
     rounds, clients = federator.settings.agreement.rounds, federator.tally.clients.items()
     return {name: Report(rounds, seen.fingerprint) for name, seen in clients if seen.fingerprint is not None}
 
 
 def _poll(grid: Grid, assignment: Assignment, sessions: Dispatch, notice: Callable[[str], None]) -> None:
-    """Ask Flower who is there and who has replied; the streams go on while Flower does not answer."""
+    """Ask Flower who is online and who has replied; the streams go on while Flower does not answer."""
     try:
         nodes = [Node(info.node_id, info.name, info.last_activated_at) for info in grid.get_nodes()]
         sessions.expect(assignment.changed(nodes))

@@ -1,4 +1,4 @@
-"""The ClientApp: one session message, and this node is a client of the run until its end."""
+"""The ClientApp: on a session message this node becomes a client of the run, until its end."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ OWN: dict[str, type] = {
 
 
 def client_app() -> ClientApp:
-    """The ClientApp of an app folder, as `cyber0 flower new` writes it."""
+    """Return the ClientApp of an app folder, as `cyber0 flower new` writes it."""
     app = ClientApp()
 
     @app.query(ACTION)
@@ -34,22 +34,24 @@ def client_app() -> ClientApp:
     return app
 
 
-def run_session(invite: SessionInfo, node_config: Mapping[str, Any]) -> Report:
-    """Be the client that the invitation names, with what the node's own config says of its data and its device.
+def run_session(info: SessionInfo, node_config: Mapping[str, Any]) -> Report:
+    """Take part in a run as the client that the session names, and return the node's report.
+
+    The node's own config says where its data are and on which device it computes.
 
     >>> run_session(SessionInfo("127.0.0.1:1", b"", "", "alice"), {"give_up": "soon"})
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: give_up = 'soon': it must be of type float
     """
     own = {key: typed(key, node_config[key], kind) for key, kind in OWN.items() if key in node_config}
-    credentials = token_credentials(invite.authority, invite.token)
+    credentials = token_credentials(info.authority, info.token)
     state = Path(own.pop("state", None) or _home() / "cyber0").expanduser()
     data = Path(own.pop("data")).expanduser() if "data" in own else None
     options: dict[str, Any] = {"give_up": GIVE_UP, **own}
-    outcome = run_client(invite.address, invite.name, credentials=credentials, data=data, state=state, **options)
+    outcome = run_client(info.address, info.name, credentials=credentials, data=data, state=state, **options)
     return Report(outcome.rounds, outcome.fingerprint)
 
 
 def _home() -> Path:
-    """Where Flower keeps its own."""
+    """Return Flower's folder on this machine."""
     return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").expanduser()

@@ -28,7 +28,7 @@ app = client_app()
 
 
 def new(folder: Path, config: RunConfig, ledger: str | None = None) -> None:
-    """Write the app folder; its run config holds every key, since `flwr run -c` changes only those that are there.
+    """Write the folder of an app. Its run config has every key, since `flwr run -c` changes only keys that exist.
 
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp()) / "digits"
@@ -37,7 +37,7 @@ def new(folder: Path, config: RunConfig, ledger: str | None = None) -> None:
     ['client_app.py', 'pyproject.toml', 'server_app.py']
     """
     if folder.exists() and any(folder.iterdir()):
-        raise InvalidConfig(f"{folder} is there already, and not empty: name a new folder")
+        raise InvalidConfig(f"{folder} exists and is not empty: name a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "pyproject.toml", _project(folder, config, ledger))

@@ -38,7 +38,7 @@ class Pair:
 
 
 def authority(name: str, days: int) -> Pair:
-    """A certificate authority that signs certificates, and no other authorities.
+    """Return a new certificate authority, which can sign certificates but no further authorities.
 
     >>> common_name(authority("ours", days=1).certificate)
     'ours'
@@ -49,7 +49,7 @@ def authority(name: str, days: int) -> Pair:
 
 
 def federator(ca: Pair, hosts: tuple[str, ...], days: int) -> Pair:
-    """The certificate of a federator that clients reach under these names or addresses.
+    """Return the key and certificate of a federator that clients reach under these names or addresses.
 
     >>> made = federator(authority("ours", days=1), ("localhost", "::1"), days=1)
     >>> made.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(
@@ -62,7 +62,7 @@ def federator(ca: Pair, hosts: tuple[str, ...], days: int) -> Pair:
 
 
 def client(ca: Pair, name: str, days: int) -> Pair:
-    """The certificate by which a client is known under its name.
+    """Return the key and certificate of a client with this name.
 
     >>> common_name(client(authority("ours", days=1), "alice", days=1).certificate)
     'alice'
@@ -71,7 +71,7 @@ def client(ca: Pair, name: str, days: int) -> Pair:
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """The name a certificate is made out to; empty where it bears none.
+    """Return the name on a certificate; empty if it has none.
 
     >>> common_name(authority("ours", days=1).certificate)
     'ours'

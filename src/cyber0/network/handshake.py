@@ -1,4 +1,4 @@
-"""Why a federator and a client do not come to terms, in words: gRPC says little more than that they do not."""
+"""Why a TLS handshake with a federator fails, in words: gRPC says little more than that it does."""
 
 import socket
 import ssl
@@ -13,27 +13,27 @@ OTHER_NAME = (62, 64)  # OpenSSL's codes for a host and for an address that the 
 
 
 def refusal(address: str, folder: Path, timeout: float = 5.0) -> str | None:
-    """Why the federator at an address refuses a client with this folder, or it the federator; None if they agree.
+    """Return why the handshake of a client with this folder of keys fails at an address; None if it succeeds.
 
-    It makes a connection of its own, and ends it once the handshake is done. None, too, if nobody answers: that may
-    change.
+    It opens a connection of its own and ends it after the handshake. None, too, if nobody answers: a federator may come
+    later.
 
     >>> refusal("localhost:1", Path("no/such/folder"))
     'cannot read no/such/folder/ca.pem: No such file or directory'
     """
     try:
         channel_credentials(folder)
-        host, port = _place(address)
+        host, port = _host_and_port(address)
         with socket.create_connection((host, port), timeout) as plain:
-            return _greeted(_context(folder), plain, address, folder)
+            return _handshake(_context(folder), plain, address, folder)
     except InvalidKeys as error:
         return str(error)
     except OSError:
         return None
 
 
-def _greeted(context: ssl.SSLContext, plain: socket.socket, address: str, folder: Path) -> str | None:
-    host, _ = _place(address)
+def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, folder: Path) -> str | None:
+    host, _ = _host_and_port(address)
     try:
         with context.wrap_socket(plain, server_hostname=host) as encrypted:
             if encrypted.recv(1):  # in TLS 1.3 a server looks at a client's certificate after the client is done
@@ -59,7 +59,7 @@ def _context(folder: Path) -> ssl.SSLContext:
     return context
 
 
-def _place(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise InvalidKeys(f"address = {address!r}: give a host and a port, such as federator.example.org:8443")

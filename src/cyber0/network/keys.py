@@ -1,4 +1,4 @@
-"""Folders of keys: who the federator is, who each client is, and the gRPC credentials made of them.
+"""Folders of keys and certificates of the federator and the clients, and the gRPC credentials made of them.
 
 keys/                     made by `cyber0 keys init`
 ├── ca.pem, ca-key.pem    the certificate authority; its key signs new clients, and serves for nothing else
@@ -44,7 +44,7 @@ LONGEST = 36500  # days
 
 
 def init(folder: Path, hosts: Iterable[str] = (), days: int = 3650) -> Path:
-    """Make a folder with a new certificate authority and a federator's key and certificate; give the latter's folder.
+    """Make a folder with a new certificate authority and the federator's keys, and return the folder of the latter.
 
     >>> from tempfile import mkdtemp
     >>> sorted(path.name for path in init(Path(mkdtemp()) / "keys").iterdir())
@@ -60,7 +60,7 @@ def init(folder: Path, hosts: Iterable[str] = (), days: int = 3650) -> Path:
 
 
 def issue(name: str, keys: Path, out: Path | None = None, days: int = 365) -> Path:
-    """Make a client's folder: `keys/clients/NAME`, unless told another.
+    """Make a client's folder, by default `keys/clients/NAME`, and return it.
 
     >>> from tempfile import mkdtemp
     >>> keys = Path(mkdtemp()) / "keys"
@@ -78,7 +78,7 @@ def issue(name: str, keys: Path, out: Path | None = None, days: int = 365) -> Pa
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
-    """A federator's side of mutual TLS: every client must present a certificate of its authority.
+    """Return the federator's credentials: every client must present a certificate of its authority.
 
     `folder` is what `init` was given, or the `federator` folder in it.
 
@@ -94,7 +94,7 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
 
 
 def channel_credentials(folder: Path) -> grpc.ChannelCredentials:
-    """A client's side of mutual TLS.
+    """Return a client's credentials.
 
     >>> channel_credentials(Path("no/such/folder"))
     Traceback (most recent call last):
@@ -105,7 +105,7 @@ def channel_credentials(folder: Path) -> grpc.ChannelCredentials:
 
 
 def peer_name(context: Any) -> str:
-    """The name on the certificate by which a caller authenticated itself; `context` is a gRPC servicer's.
+    """Return the name on the certificate of a caller, from the context of a gRPC call.
 
     >>> class Context:
     ...     def auth_context(self):
@@ -115,12 +115,12 @@ def peer_name(context: Any) -> str:
     """
     names = cast("dict[str, list[bytes]]", context.auth_context()).get("x509_common_name", [])
     if len(names) != 1 or not names[0]:
-        raise InvalidKeys("the caller's certificate bears no name: make it with cyber0 keys issue NAME")
+        raise InvalidKeys("the caller's certificate has no name: make it with cyber0 keys issue NAME")
     return check_name(names[0].decode("utf-8", errors="replace"))
 
 
 def federator_key(folder: Path) -> Path:
-    """The federator's private key, which also signs its ledger.
+    """Return the file of the federator's private key, which also signs its ledger.
 
     >>> federator_key(Path("no/such/keys"))
     Traceback (most recent call last):
@@ -130,7 +130,7 @@ def federator_key(folder: Path) -> Path:
 
 
 def client_name(folder: Path) -> str:
-    """The name on the certificate in a client's folder.
+    """Return the name on the certificate in a client's folder.
 
     >>> client_name(Path("no/such/folder"))
     Traceback (most recent call last):
@@ -140,7 +140,7 @@ def client_name(folder: Path) -> str:
 
 
 def check_name(name: str) -> str:
-    """A client's name, if it can be one.
+    """Return a client's name; refuse one that cannot be one.
 
     >>> check_name("alice-2")
     'alice-2'
@@ -157,7 +157,7 @@ letter or digit
 
 
 def check_host(host: str) -> str:
-    """A name or an address of a machine, if it can be one.
+    """Return the name or address of a machine; refuse one that cannot be one.
 
     >>> check_host("federator.example.org"), check_host("0:0:0:0:0:0:0:1")
     ('federator.example.org', '::1')
@@ -177,7 +177,7 @@ as 192.0.2.7
 
 
 def certificate(path: Path) -> x509.Certificate:
-    """The certificate in a PEM file.
+    """Return the certificate in a PEM file.
 
     >>> certificate(Path("no/such/cert.pem"))
     Traceback (most recent call last):
@@ -191,7 +191,7 @@ def certificate(path: Path) -> x509.Certificate:
 
 
 def _credentials(folder: Path) -> tuple[bytes, bytes, bytes]:
-    """Key, certificate and authority of a folder, in PEM: checked here, since a failed handshake says little."""
+    """Return key, certificate and authority of a folder, in PEM; checked, since a failed handshake says little."""
     ca = certificate(folder / "ca.pem")
     pair = _pair(folder / "key.pem", folder / "cert.pem")
     _check_valid(pair.certificate, folder / "cert.pem")
@@ -242,10 +242,10 @@ def _files(ca: Pair, made: Pair) -> dict[str, bytes]:
 
 
 def _make(folder: Path, files: dict[str, bytes]) -> None:
-    """A folder for its owner alone, and the files in it, for the owner alone too."""
+    """Make a folder and files in it that only their owner can read."""
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise InvalidKeys(f"{folder} is there already: name a new folder")
+            raise InvalidKeys(f"{folder} exists and is not empty: name a new folder")
         for made in reversed([folder, *folder.parents]):
             if not made.exists():
                 made.mkdir(mode=0o700)
@@ -270,4 +270,4 @@ def _read(path: Path) -> bytes:
 
 def _check_days(days: int) -> None:
     if not 0 < days <= LONGEST:
-        raise InvalidKeys(f"days = {days}: from 1 to {LONGEST}")
+        raise InvalidKeys(f"days = {days}: it must be from 1 to {LONGEST}")

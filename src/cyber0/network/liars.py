@@ -1,4 +1,4 @@
-"""Byzantine clients, for tests and demonstrations: they follow the rounds like a member, and lie in their own way."""
+"""Byzantine clients, for tests and demonstrations: they follow the rounds like a member, but send lies."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -14,12 +14,12 @@ from cyber0.protocol.settings import Settings
 
 __all__ = ["LIES", "Liar"]
 
-Said = list[Any]  # messages, or bytes that are none
+Messages = list[Any]  # or bytes that are no messages
 GARBAGE = 3000  # messages of a flood
 
 
-def negated(vote: Vote, _: random.Random) -> Said:
-    """The opposite of what was measured ("sign flipping").
+def negated(vote: Vote, _: random.Random) -> Messages:
+    """Return the negated vote (sign flipping).
 
     >>> negated(Vote(0, to_wire([1.0])), random.Random(0))[0].scalars == to_wire([-1.0])
     True
@@ -27,8 +27,8 @@ def negated(vote: Vote, _: random.Random) -> Said:
     return [Vote(vote.round, to_wire(-np.frombuffer(vote.scalars, dtype="<f4")), vote.fingerprint)]
 
 
-def noise(vote: Vote, rng: random.Random) -> Said:
-    """Anything, and a wrong fingerprint.
+def noise(vote: Vote, rng: random.Random) -> Messages:
+    """Return a vote of extreme numbers, with a wrong fingerprint.
 
     >>> len(noise(Vote(0, bytes(8)), random.Random(0))[0].scalars)
     8
@@ -37,8 +37,8 @@ def noise(vote: Vote, rng: random.Random) -> Said:
     return [Vote(vote.round, to_wire(values), rng.getrandbits(64))]
 
 
-def not_a_number(vote: Vote, _: random.Random) -> Said:
-    """No numbers at all.
+def not_a_number(vote: Vote, _: random.Random) -> Messages:
+    """Return a vote of NaN.
 
     >>> not_a_number(Vote(0, bytes(4)), random.Random(0))[0].scalars.hex()
     '0000c07f'
@@ -46,8 +46,8 @@ def not_a_number(vote: Vote, _: random.Random) -> Said:
     return [Vote(vote.round, to_wire(np.full(len(vote.scalars) // 4, np.nan)))]
 
 
-def stale(vote: Vote, _: random.Random) -> Said:
-    """Votes for other rounds than the open one.
+def stale(vote: Vote, _: random.Random) -> Messages:
+    """Return votes for other rounds than the open one.
 
     >>> [vote.round for vote in stale(Vote(5, b""), random.Random(0))]
     [4, 3, 6]
@@ -55,8 +55,8 @@ def stale(vote: Vote, _: random.Random) -> Said:
     return [Vote(max(0, vote.round + step), vote.scalars) for step in (-1, -2, 1)]
 
 
-def equivocal(vote: Vote, rng: random.Random) -> Said:
-    """Two different votes for one round.
+def equivocal(vote: Vote, rng: random.Random) -> Messages:
+    """Return two different votes for one round.
 
     >>> len(equivocal(Vote(5, bytes(4)), random.Random(0)))
     2
@@ -64,8 +64,8 @@ def equivocal(vote: Vote, rng: random.Random) -> Said:
     return [vote, *noise(vote, rng)]
 
 
-def flood(vote: Vote, rng: random.Random) -> Said:
-    """Thousands of messages that are none.
+def flood(vote: Vote, rng: random.Random) -> Messages:
+    """Return thousands of messages, half of them random bytes.
 
     >>> len(flood(Vote(5, bytes(4)), random.Random(0)))
     3000
@@ -73,7 +73,7 @@ def flood(vote: Vote, rng: random.Random) -> Said:
     return [rng.randbytes(rng.randrange(40)) if number % 2 else vote for number in range(GARBAGE)]
 
 
-LIES: dict[str, Callable[[Vote, random.Random], Said]] = {
+LIES: dict[str, Callable[[Vote, random.Random], Messages]] = {
     "equivocate": equivocal,
     "flood": flood,
     "nan": not_a_number,
@@ -84,7 +84,7 @@ LIES: dict[str, Callable[[Vote, random.Random], Said]] = {
 
 
 class Liar:
-    """A member that lies: it takes the federator's messages as it should, but what it tells is a lie.
+    """A member that lies: it receives messages as it should, but replaces its votes by lies.
 
     >>> Liar(None, "fib")
     Traceback (most recent call last):
@@ -129,8 +129,8 @@ class Liar:
     def receive(self, messages: Iterable[FromFederator], send: Callable[[Any], None]) -> None:
         """As in `Member`."""
 
-        def lie(message: Any) -> None:
-            for said in LIES[self.lie](message, self._rng) if isinstance(message, Vote) else [message]:
-                send(said)
+        def send_lies(message: Any) -> None:
+            for lie in LIES[self.lie](message, self._rng) if isinstance(message, Vote) else [message]:
+                send(lie)
 
-        self.member.receive(messages, lie)
+        self.member.receive(messages, send_lies)

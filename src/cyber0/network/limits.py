@@ -1,4 +1,4 @@
-"""How often somebody may ask for something that costs: a whole ledger may follow a Hello."""
+"""A limit on how often a client may ask for something expensive: a whole ledger may follow a Hello."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ __all__ = ["RateLimit"]
 
 
 class RateLimit:
-    """So many times at once for each name, and one more every so many seconds.
+    """Allow each name `burst` times at once, and one more time every so many seconds.
 
     >>> clock = iter([0.0, 0.0, 0.0, 1.0])
     >>> allowance = RateLimit(burst=2, seconds=1.0, now=lambda: next(clock))
@@ -20,7 +20,7 @@ class RateLimit:
         self._left: dict[str, tuple[float, float]] = {}
 
     def allow(self, name: str) -> bool:
-        """Whether it may be done once more."""
+        """Return whether a name is allowed once more, and count it."""
         now = self.now()
         left, then = self._left.get(name, (float(self.burst), now))
         left = min(self.burst, left + (now - then) / self.seconds)

@@ -69,9 +69,9 @@ class LocalModel:
             return to_wire(self._client.vote(round))
 
     def advance(self, first: int, scalars: bytes) -> None:
-        """Take the commits of consecutive rounds, in one pass if there are many.
+        """Apply the commits of consecutive rounds, from round `first` on, in one pass if there are many.
 
-        A single one is left to the next vote where that is a walk, which can apply it on its way.
+        A layer-wise estimate applies a single commit itself, on its way through the model for the next vote.
         """
         commits = list(self.plan.commits(first, scalars))
         if len(commits) == 1 and isinstance(self._participant.measure, LayerwiseEstimate):
@@ -86,7 +86,7 @@ class LocalModel:
             flat.copy_(initial)
 
     def fingerprint(self) -> int:
-        """Return that of the weights."""
+        """Return the fingerprint of the weights."""
         self.parameters.settle()
         return self.parameters.fingerprint()
 
@@ -104,7 +104,7 @@ class LocalModel:
         )
 
     def load(self, weights: Weights) -> int:
-        """Take weights that were kept, and return their fingerprint."""
+        """Set the weights to stored ones, and return their fingerprint."""
         kept = weights.parameters(self.parameters.manifest)
         self.parameters.settle()
         for (_, flat), (_, array) in zip(self.parameters, kept, strict=True):
@@ -114,7 +114,7 @@ class LocalModel:
 
 
 class _Batches:
-    """The batches of one client: batch(round, epoch)."""
+    """The batches of one client, called with the round and the epoch."""
 
     def __init__(self, task: Task, agreement: Agreement, place: int, device: torch.device, deal: str | None) -> None:
         self.agreement, self.place = agreement, place
@@ -132,7 +132,7 @@ class _Batches:
         return self.inputs[chosen], self.labels[chosen]
 
     def _positions(self, number: int) -> NDArray[np.int64]:
-        """Those of a round, [local epochs, batch]."""
+        """Return the positions of a round's samples, [local epochs, batch]."""
         first = number - number % AHEAD
         if first != self._first:
             agreement, rounds = self.agreement, np.arange(first, first + AHEAD)[:, None]

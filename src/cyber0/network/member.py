@@ -1,4 +1,4 @@
-"""What a client does with what it hears: it takes the commits, votes, evaluates. No sockets, no clock."""
+"""A client without sockets or a clock: it applies commits, votes and evaluates as the federator's messages ask."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -54,11 +54,11 @@ class Model(Protocol):
         ...
 
     def vote(self, round: int) -> bytes:  # noqa: A002
-        """What it measures in a round, as it travels."""
+        """Return the bytes of its vote in a round."""
         ...
 
     def advance(self, first: int, scalars: bytes) -> None:
-        """Take the commits of consecutive rounds, from `first` on."""
+        """Apply the commits of consecutive rounds, from round `first` on."""
         ...
 
     def reset(self) -> None:
@@ -66,7 +66,7 @@ class Model(Protocol):
         ...
 
     def fingerprint(self) -> int:
-        """That of the weights."""
+        """Return the fingerprint of the weights."""
         ...
 
     def evaluate(self) -> tuple[float | None, float, int]:
@@ -74,20 +74,28 @@ class Model(Protocol):
         ...
 
     def weights(self) -> Weights | None:
-        """A copy of the weights, to be kept; None where there is nothing to keep."""
+        """Return a copy of the weights, to be stored; None if there are none to store."""
         ...
 
     def load(self, weights: Weights) -> int:
-        """Take weights that were kept; their fingerprint."""
+        """Set the weights to stored ones, and return their fingerprint."""
         ...
 
 
 @dataclass(eq=False)
 class Member:
-    """A client of a run. `take` messages of the federator, in order, and it tells what it has to say.
+    """A client of a run: it receives the federator's messages, in order, and sends its own.
 
-    What it `holds` are the first so many commits; `head` is the last hash of their chain. It is `over` once the
-    federator said goodbye for good.
+    Args:
+        settings: Those of the federation.
+        name: Its name on the roster.
+        model: Its model and data.
+        store: Where its votes and weights are kept.
+        evaluates: Whether it evaluates the model and sends the result.
+        snapshot_every: Rounds from one copy of the weights to the next.
+
+    `commits` is how many commits it has applied, and `head` the last hash of their chain. `is_over` says that the
+    federator has ended the run for it.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.network.stub_model import StubModel
@@ -99,6 +107,7 @@ class Member:
     >>> member.receive([Committed(0, said[0].scalars), Bye("", finished=True, final=True)], said.append)
     >>> [type(message).__name__ for message in said], member.commits, member.is_over
     (['Vote', 'Done'], 1, True)
+
     """
 
     settings: Settings
@@ -110,7 +119,7 @@ class Member:
     commits: int = field(default=0, init=False)
     bye: Bye | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
-    welcomed: bool = field(default=False, init=False)  # on this stream: what comes before Welcome is of another
+    welcomed: bool = field(default=False, init=False)  # on this stream: what came before belongs to an older one
 
     def __post_init__(self) -> None:
         model, meaning = self.model, meaning_from(self.model.meaning)
@@ -129,7 +138,7 @@ class Member:
         return not self.bye.finished or self.commits == self.settings.agreement.rounds
 
     def hello(self) -> Hello:
-        """What to say on a new stream."""
+        """Return the Hello for a new stream."""
         self.welcomed, self.bye, self._sent, self._open = False, None, -1, -1
         return Hello(
             self.name,
@@ -145,7 +154,7 @@ class Member:
         )
 
     def receive(self, messages: Iterable[FromFederator], send: Send) -> None:
-        """Do what messages ask for: all commits first, so that who is slow votes in the newest round."""
+        """Apply all commits among the messages, then vote in the newest open round: so a slow client catches up."""
         commits: list[tuple[int, bytes]] = []
         for message in messages:
             if isinstance(message, Committed):
@@ -175,7 +184,7 @@ class Member:
             case Bye(replay=replay):
                 if replay:
                     self._restart()
-                self.bye = self.bye or message  # the first one gives the reason
+                self.bye = self.bye or message  # the first one has the reason
             case _:
                 pass
 
@@ -185,12 +194,12 @@ class Member:
         self.welcomed, self._knows_run, self._replayed = True, True, False
 
     def _advance(self, commits: list[tuple[int, bytes]]) -> None:
-        """Take what is new; a stream that skips a round is no federator's."""
+        """Apply the commits that are new; refuse a federator that skips a round."""
         width, new, start = 4 * self.settings.plan.scalars, list[bytes](), self.commits
         for first, scalars in commits:
             here = start + len(new)
             if first > here or len(scalars) % width or (first + len(scalars) // width) > self.settings.agreement.rounds:
-                raise Refused(f"the federator sends commits from round {first} on: {here} are here")
+                raise Refused(f"the federator sends commits from round {first} on, but this client holds {here}")
             parts = [scalars[at : at + width] for at in range((here - first) * width, len(scalars), width)]
             new += parts
         if not new:
@@ -239,7 +248,7 @@ class Member:
         send(Done(self.commits, self.model.fingerprint()))
 
     def snapshot(self) -> None:
-        """Keep the weights, so that coming back costs only the commits after these."""
+        """Store the weights, so that a restart needs only the commits after them."""
         self._snapshot_at = self.commits
         weights = self.model.weights() if self.store.folder is not None else None
         if weights is not None:
@@ -252,9 +261,9 @@ class Member:
             return
         weights, facts = found
         if facts.get("run") != self.identity.digest.hex():
-            raise Refused(f"{self.store.folder} holds the state of another run: name another folder")
+            raise Refused(f"{self.store.folder} holds the state of another run: name another folder by --state")
         if f"{self.model.load(weights):016x}" != facts.get("fingerprint"):
-            self.model.reset()  # damaged: the commits are with the federator
+            self.model.reset()  # damaged: the federator has all commits
             return
         self.commits, self.head, self._knows_run = int(facts["commits"]), bytes.fromhex(facts["head"]), True
         self._snapshot_at = self.commits

@@ -1,6 +1,6 @@
-"""The federator: it does what the round machine says, in order, over one stream per client. It has no model.
+"""The federator: the round machine with a clock, sockets and a ledger. It has no model.
 
-The machine is `cyber0.protocol.machine.step`; here are its clock, its sockets and its disk.
+`cyber0.protocol.machine.step` decides what is to be done; here it is done, in order, over one stream per client.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from cyber0.protocol.state import restored
 
 __all__ = ["Federator"]
 
-MAX_MESSAGES = 64  # messages of a client in one round: an honest one sends two or three
+MAX_MESSAGES = 64  # of a client in one round: an honest one sends two or three
 MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
 HELLO_BURST, HELLO_SECONDS = 20, 1.0  # at once, and until one more is answered
 PAGE = 4096  # commits that are read from the ledger at a time
@@ -65,14 +65,14 @@ class _Connection:
     cut: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, bye: Bye) -> None:
-        """Say goodbye and hang up: who does not take even that is cut off, and occupies nothing."""
+        """Send a Bye and end the stream; a client that does not read it is cut off after some seconds."""
         if not self.outbox.is_ended:
             self.outbox.put(encode(bye))
             self.outbox.end()
             asyncio.get_running_loop().call_later(GRACE, self.cut.set)
 
     def is_flood(self, current: int) -> bool:
-        """Whether there are too many messages in a round, with one more."""
+        """Count one more message, and return whether there are too many in this round."""
         self.messages = self.messages + 1 if current == self.round else 1
         self.round = current
         return self.messages > MAX_MESSAGES
@@ -81,11 +81,17 @@ class _Connection:
 class Federator:
     """A federator of one run: `start` it, wait until it is `over`, `close` it; or `serve`, which does all three.
 
-    `peer_name(context)` names the caller of a stream, as `cyber0.network.keys.peer_name` does for certificates; without
-    it a client is whoever it says it is. `key` signs the seal. After the last round the clients that are there have a
-    deadline's time to say that they are done; who comes within `linger` seconds more is served too.
-    `callbacks` are called before the first round, after each round and after each evaluation of a client; one that
-    raises is reported and not called again.
+    Args:
+        settings: Those of the federation.
+        ledger: Where the run is recorded; one that holds a run is continued.
+        peer_name: A function of a gRPC context that returns who the caller is, as `cyber0.network.keys.peer_name` does
+            for certificates. Without it a client is whoever it says it is.
+        key: What signs the ledger at the end.
+        linger: Seconds for which latecomers are served after the end. Before that, clients that are there have the time
+            of a deadline to report their fingerprints.
+        notice: A function that is called with a sentence when something happens.
+        callbacks: What is called before the first round, after each round and after each evaluation of a client; a
+            callback that raises is reported and not called again.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.ledger import Memory
@@ -97,6 +103,7 @@ class Federator:
     ...     return port > 0, federator.reason
     >>> asyncio.run(example())
     (True, 'enough')
+
     """
 
     def __init__(
@@ -124,7 +131,7 @@ class Federator:
         self._count = 0
         self._alarm: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._deserted = asyncio.Event()  # nobody is there
+        self._deserted = asyncio.Event()  # no client is connected
         self._last: tuple[FromFederator | None, bytes] = None, b""
         self._server: Any = None
         self._handlers: dict[type[Effect], Callable[[Any], None]] = {
@@ -145,7 +152,7 @@ class Federator:
         await self.close()
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> int:
-        """Listen at HOST:PORT, where port 0 is any; returns the port."""
+        """Listen at HOST:PORT, where port 0 is any free one, and return the port."""
         self._server = grpc.aio.server(options=server_options(self._limit))
         talk = cast("Any", grpc).stream_stream_rpc_method_handler(self._talk)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {TALK: talk}),))
@@ -165,13 +172,13 @@ class Federator:
         return port
 
     def stop(self, reason: str) -> None:
-        """Stop now, between two events; the run can be continued from its ledger."""
+        """Stop after the current event; the run can be continued from its ledger."""
         self.reason = self.reason or reason
         self.over.set()
 
     async def close(self) -> None:
-        """Say goodbye, seal the ledger, let go of the port. The ledger stays open; what went wrong is raised."""
-        reason = self.reason if self.failure is None else "something went wrong there"  # what, is not for everybody
+        """End all streams, seal the ledger and free the port; raise what went wrong. The ledger stays open."""
+        reason = self.reason if self.failure is None else "of an error"  # which one is not for clients to know
         bye = Bye(f"the federator stops: {reason}", finished=self.state.is_finished, final=self.state.is_finished)
         for connection in list(self._connections.values()):
             self._dismiss(connection, bye)
@@ -189,22 +196,22 @@ class Federator:
             raise self.failure
 
     def sent(self) -> int:
-        """How many bytes clients were sent so far."""
+        """Return how many bytes were sent to clients so far."""
         return sum(seen.sent for seen in self.tally.clients.values()) + sum(
             connection.outbox.sent for connection in list(self._connections.values())
         )
 
     def seal(self) -> None:
-        """Write where the ledger stands, signed if there is a key, with the fingerprint the clients agree on."""
+        """Seal the ledger's head, signed if there is a key, with the fingerprint that the clients agree on."""
         mark = self.tally.agreed(self.settings.agreement.byzantine + 1) if self.state.is_finished else None
         head = self.ledger.head
         before = next((seal for seal in self.ledger.seals if seal.rounds == head.rounds), None)
         if before is not None and mark is None:
-            mark = before.fingerprint  # nobody came this time, or too few: what was reported stands
+            mark = before.fingerprint  # too few clients came this time: what was reported before is still true
         seal = Seal.of(head, mark)
         if self.key is not None:
             self.ledger.seal(signed(seal, self.ledger.identity.digest, self.key))
-        elif before is None or before.signature is None:  # no signature gives way to none
+        elif before is None or before.signature is None:  # a signed seal is not replaced by one without a signature
             self.ledger.seal(seal)
 
     # Streams
@@ -217,7 +224,7 @@ class Federator:
         except Cyber0Error as error:
             await context.write(encode(Bye(str(error), final=True)))
             return
-        # not gRPC's own limit: it counts, for ever, the streams of who does not read to the end
+        # gRPC's own limit would not do: it goes on counting streams that a client never reads to the end
         if len(self._connections) >= 4 * len(self.settings.roster) + 64:
             await context.write(encode(Bye("too many streams: come again later")))
             return
@@ -237,18 +244,18 @@ class Federator:
             self._ended(connection)
 
     def _make_room(self, connection: _Connection) -> None:
-        """End a client's oldest stream where it has many: it may not keep the others out."""
+        """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
         if connection.client is None:
             return
         own = [other for other in self._connections.values() if other.client == connection.client]
         live = [other for other in own if not other.outbox.is_ended]
         if len(live) >= MAX_STREAMS:
             self._dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
-        for other in own[: -2 * MAX_STREAMS]:  # they were told long ago
+        for other in own[: -2 * MAX_STREAMS]:  # they were ended long ago
             other.cut.set()
 
     async def _read(self, connection: _Connection, context: Any) -> None:
-        while isinstance(data := await context.read(), bytes):  # else it is the end
+        while isinstance(data := await context.read(), bytes):  # anything else is the end of the stream
             self._receive(connection, data)
 
     def _ended(self, connection: _Connection) -> None:
@@ -259,7 +266,7 @@ class Federator:
         if seen := self.tally.clients.get(connection.stream.client):
             seen.sent += connection.outbox.sent
         if connection.outbox.is_full:
-            self._notify(f"{connection.stream.client} is too slow for what it is sent: it may come again")
+            self._notify(f"{connection.stream.client} reads too slowly, and was disconnected: it may come again")
         self._step(Left(connection.stream))
 
     def _receive(self, connection: _Connection, data: bytes) -> None:
@@ -303,7 +310,7 @@ class Federator:
         self._step(Arrived(connection.stream, hello, head))
 
     def _dismiss(self, connection: _Connection, bye: Bye) -> None:
-        """End a stream for the client's own doing, which costs nobody else."""
+        """End a stream because of what its client did."""
         connection.end(bye)
         if connection.stream is not None and not bye.finished:
             self._notify(f"{connection.stream.client} is sent away: {bye.reason}")
@@ -317,7 +324,7 @@ class Federator:
             self.state, effects = step(self.state, event)
             for effect in effects:
                 self._handlers[type(effect)](effect)
-        except Exception as error:  # the disk is full, a rule has a bug: nothing may be decided after it
+        except Exception as error:  # such as a full disk: nothing may be decided after it
             self.failure = error
             self.stop(str(error))
         news, self._news = self._news, []
@@ -340,7 +347,7 @@ class Federator:
             connection.outbox.put(self._encoded(effect.message))
 
     def _record(self, effect: Record) -> None:
-        self.ledger.append(effect.decision)  # on disk when this returns: what comes after it may be told
+        self.ledger.append(effect.decision)  # on disk when this returns, so that it may be sent
         self.tally.record(effect.decision)
         if self._callbacks:
             ballots = [ballot for ballot in effect.decision.ballots if ballot.verdict != "late"]
@@ -374,7 +381,7 @@ class Federator:
         self._notify(effect.text)
 
     def _encoded(self, message: FromFederator) -> bytes:
-        """The bytes of a message; a commit goes to many, and is encoded once."""
+        """Return the bytes of a message. A commit goes to many clients, and is encoded once."""
         if self._last[0] is not message:
             self._last = message, encode(message)
         return self._last[1]

@@ -1,4 +1,4 @@
-"""A client's side of the stream: it connects, asks, says Hello, and comes back when the federator was away."""
+"""A client's side of the stream: it connects, asks, says Hello, and reconnects whenever the stream breaks."""
 
 import asyncio
 import random
@@ -26,8 +26,8 @@ from cyber0.protocol.settings import Settings
 __all__ = ["Outcome", "attend", "run_client"]
 
 FIRST, LONGEST = 0.1, 10.0  # seconds from one attempt to the next
-WAITING = 64  # messages of the federator that wait for the model
-GRACE = 5.0  # seconds for the last words to arrive
+WAITING = 64  # messages of the federator that may wait for the model
+GRACE = 5.0  # seconds for the last messages to arrive
 
 Make = Callable[[Settings], "Member | Liar"]
 Watch = Callable[["Member | Liar"], None]
@@ -67,27 +67,42 @@ def run_client(
     notice: Callable[[str], None] = lambda _: None,
     out: Path | None = None,
 ) -> Outcome:
-    """Take part in the run that is served at an address, to its end; blocks, and needs torch.
+    """Take part in the run that is served at an address, to its end. Blocks; needs torch.
 
-    `task` is a `cyber0.tasks.task.Task` to train instead of the run's own by name; `data`, `source` and `model` say
-    where that finds its data and its language model. The client trains on all of its data, unless `deal` names a
-    partition, such as "iid": then on the share that this deals to its place on the roster, or to `index`. A task that
-    the federator names as `package.module:object` is imported only if `own_code` says that it is yours. `state` is a
-    folder in which each run has one of its own; without it, no crash is survived. `watch` is called with the member
-    whenever it has done something, `notice` with a sentence when there is something to say. `out` is a safetensors file
-    for the weights. A federator that will not have the client raises `Refused`; none for `give_up` seconds,
-    `Unreachable`.
+    Raises `Refused` if the federator refuses the client, and `Unreachable` if none answers for `give_up` seconds.
+
+    Args:
+        address: HOST:PORT of the federator.
+        name: The client's name on the roster.
+        credentials: Those of gRPC for TLS; without them the stream is not encrypted.
+        task: A `cyber0.tasks.task.Task` to train instead of the one that the run names.
+        data: The folder of the task's data.
+        source: Where the data come from, as for `cyber0 join`.
+        model: The language model on this machine; by default as the run says.
+        device: Where to compute.
+        state: A folder in which each run gets one of its own, by which a client continues after a crash.
+        deal: A partition, such as "iid", to train on the share that it deals this client instead of on all data.
+        index: Which share; by default that of the client's place on the roster.
+        own_code: Whether a task that the run names as `package.module:object` may be imported.
+        evaluates: Whether to evaluate on the task's test samples and send the result.
+        attack: A lie to tell, for tests.
+        snapshot_every: Rounds from one copy of the weights to the next.
+        give_up: Seconds to look for a federator; by default for ever.
+        watch: A function that is called with the member whenever it has done something.
+        notice: A function that is called with a sentence when something happens.
+        out: A safetensors file for the trained weights.
 
     >>> run_client("127.0.0.1:1", "alice", give_up=0.1)
     Traceback (most recent call last):
     cyber0.errors.Unreachable: no federator answers at 127.0.0.1:1: ...
+
     """
     held: list[Member] = []
 
     def make(settings: Settings) -> Member | Liar:
         if name not in settings.roster:
             raise Refused(f"{name!r} is not on the roster: {', '.join(settings.roster[:20])}")
-        if Path(name).name != name:  # it names a folder, too, and may be the federator's word
+        if Path(name).name != name:  # it becomes the name of a folder, and may come from the federator
             raise Refused(f"name = {name!r} cannot name a folder")
         if task is None and not own_code:
             refuse_code(settings.agreement.task)
@@ -112,14 +127,14 @@ def run_client(
 
 
 def refuse_code(task: str) -> None:
-    """Refuse a task that is code: a federator is not trusted to say what runs here.
+    """Refuse a task that is code: a federator is not trusted to choose what runs on this machine.
 
     >>> refuse_code("os:getcwd")
     Traceback (most recent call last):
-    cyber0.errors.Refused: task = 'os:getcwd' is code: say --own-code if it is yours, and of this machine
+    cyber0.errors.Refused: task = 'os:getcwd' is code that would be imported here: say --own-code if it is yours
     """
     if ":" in task:
-        raise Refused(f"task = {task!r} is code: say --own-code if it is yours, and of this machine")
+        raise Refused(f"task = {task!r} is code that would be imported here: say --own-code if it is yours")
 
 
 def _training_on(samples: int, held: int, deal: str | None) -> str:
@@ -149,7 +164,7 @@ async def attend(
     notice: Callable[[str], None] = lambda _: None,
     threaded: bool = True,
 ) -> "Member | Liar":
-    """Attend a run to its end, with the member that `make` makes of its settings; it comes back after every break.
+    """Attend a run to its end, with the member that `make` returns for its settings; reconnect after every break.
 
     The member works in a thread of its own, so that the stream stays alive meanwhile, unless `threaded` is false.
 
@@ -189,7 +204,7 @@ class _Session:
         self._limit = LIMIT
 
     async def once(self) -> str:
-        """One stream, from its beginning to its end; why it ended."""
+        """Use one stream from its beginning to its end, and return why it ended."""
         self.was_welcomed = False
         options = client_options(max(self._limit, 2**22))
         if self.credentials is None:

@@ -1,4 +1,4 @@
-"""What a person sees of a federator: a live table on a terminal, plain lines elsewhere."""
+"""The display of a federator: a live table on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Generator
@@ -19,7 +19,7 @@ ROWS = 40  # clients that a table shows
 
 
 class Show:
-    """The display of a federator, once it has begun.
+    """The display of a federator.
 
     >>> show = Show(Console(), live=False)
     >>> show.notice("alice is here")
@@ -32,13 +32,13 @@ class Show:
         self._last = time.monotonic()
 
     def begin(self, federator: Federator, address: str, *, secure: bool) -> None:
-        """From now on there is something to see."""
+        """Show that a federator listens at an address."""
         self.federator = federator
-        how = "with TLS" if secure else "without TLS: anybody can be anybody"
+        how = "with TLS" if secure else "without TLS: anybody can pretend to be any client"
         self._print(f"listening at {address}, {how}; {federator.state.round} rounds are in the ledger")
 
     def notice(self, text: str) -> None:
-        """Something happened; on a terminal it is in the table."""
+        """Show a sentence; on a terminal the table shows it."""
         if not self.live:
             self._print(text)
 
@@ -46,7 +46,7 @@ class Show:
         return "" if self.federator is None else table(self.federator)
 
     def line(self) -> None:
-        """Now and then, how far it is."""
+        """Print how far the run is, unless that was done within the last seconds."""
         federator = self.federator
         if self.live or federator is None or time.monotonic() - self._last < EVERY:
             return
@@ -60,7 +60,7 @@ class Show:
 
 @contextmanager
 def showing(console: Console) -> Generator[Show]:
-    """A display for the time of a federation."""
+    """Show a display while a federator runs."""
     show = Show(console, live=console.is_terminal)
     if not show.live:
         yield show
@@ -70,7 +70,7 @@ def showing(console: Console) -> Generator[Show]:
 
 
 def heading(federator: Federator) -> str:
-    """How far a federator is, in a line."""
+    """Return in one line how far the run is."""
     state, tally = federator.state, federator.tally
     seen = tally.clients.values()
     rounds = f"round {state.round:,} of {state.settings.agreement.rounds:,}, {tally.rate:,.1f} rounds/s"
@@ -89,7 +89,7 @@ def _median_quality(evaluations: list[Evaluation]) -> str:
 
 
 def table(federator: Federator) -> Group:
-    """Who is in, who is late, whose votes do not count and why."""
+    """Return a table of who is here, who is late, and whose votes do not count and why."""
     state, seen = federator.state, federator.tally.clients
     rows = Table("client", "", "late", "not counted", "why", "evaluation", box=None, padding=(0, 2, 0, 0))
     for name in state.settings.roster[:ROWS]:

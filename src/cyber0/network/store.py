@@ -1,7 +1,7 @@
-"""What a client keeps on disk for one run: the vote it is about to send, and now and then its weights.
+"""What a client stores for one run: the vote it is about to send, and from time to time its weights.
 
-A vote is on disk before it is sent, so that a client that crashes and comes back says the same again. Two slots are
-written in turn, each with its digest: whatever happens in between, one of them is whole.
+A vote is on disk before it is sent, so that a client that crashes and comes back sends the same one again. Two slots
+are written in turn, each with its digest, so that one of them is whole whatever happens.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ __all__ = ["Store", "StoredVote"]
 
 @dataclass(frozen=True, slots=True)
 class StoredVote:
-    """A vote as it was sent, and the hash of the chain it was made on."""
+    """A vote, and the last hash of the chain of commits that it was made on."""
 
     vote: Vote
     head: bytes
 
     def to_bytes(self) -> bytes:
-        """As it is on disk; the digest comes first."""
+        """Return the vote as it is stored; the digest comes first."""
         mark = self.vote.fingerprint
         numbers = self.vote.round.to_bytes(8, "little") + (mark or 0).to_bytes(8, "little") + bytes([mark is not None])
         data = numbers + self.head + self.vote.scalars
@@ -34,7 +34,7 @@ class StoredVote:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "StoredVote | None":
-        """What was written; None where it is not whole."""
+        """Return the vote that was stored; None if the bytes are damaged."""
         digest, data = data[:32], data[32:]
         if len(data) < 49 or hashlib.sha256(data).digest() != digest:
             return None
@@ -76,7 +76,7 @@ class Store:
         self._slots = [StoredVote.from_bytes(part) for part in parts]
 
     def vote(self, round: int) -> StoredVote | None:  # noqa: A002
-        """The vote for a round, if one may have been sent."""
+        """Return the vote for a round, if one may have been sent."""
         return next((kept for kept in self._slots if kept is not None and kept.vote.round == round), None)
 
     @property
@@ -85,7 +85,7 @@ class Store:
         return max((kept.vote.round for kept in self._slots if kept is not None), default=-1)
 
     def save_vote(self, stored: StoredVote) -> None:
-        """Keep a vote, on disk when this returns."""
+        """Store a vote; it is on disk when this returns."""
         slot = stored.vote.round % 2
         self._slots[slot] = stored
         if self._file is not None:
@@ -99,7 +99,7 @@ class Store:
         self._file.write(data)
 
     def forget(self) -> None:
-        """Forget all votes, and the weights: they were wrong."""
+        """Delete all votes and the weights, because they were wrong."""
         self._slots = [None, None]
         if self.folder is not None:
             self._file.truncate(0)
@@ -107,13 +107,13 @@ class Store:
             self._snapshot(self.folder).unlink(missing_ok=True)
 
     def save_weights(self, weights: Weights, facts: dict[str, str]) -> None:
-        """Keep weights, and what is known of them, as one safetensors file that is whole or not there."""
+        """Store weights and facts about them in one safetensors file, completely or not at all."""
         if self.folder is not None:
             header = {"__metadata__": facts, **{k: v for k, v in weights.header.items() if k != "__metadata__"}}
             Weights(header, weights.data).write(self._snapshot(self.folder))
 
     def load_weights(self) -> tuple[Weights, dict[str, str]] | None:
-        """The weights that were kept last; a file that cannot be read is as good as none."""
+        """Return the weights that were stored last, and the facts about them; None if there is no file to be read."""
         if self.folder is None or not self._snapshot(self.folder).exists():
             return None
         try:
@@ -127,7 +127,7 @@ class Store:
         return folder / "weights.safetensors"
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the files and unlock the folder."""
         if self._file is not None:
             self._file.close()
             self._lock.close()

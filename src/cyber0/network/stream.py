@@ -1,4 +1,4 @@
-"""One stream per client: where it is found, how it is tuned, and the queue before it, which is bounded in bytes."""
+"""The stream between a client and the federator: its gRPC method and options, and a queue that is bounded in bytes."""
 
 import asyncio
 from collections import deque
@@ -23,16 +23,16 @@ COMMON: Options = [
 
 
 def client_options(limit: int) -> Options:
-    """How a client's channel is tuned, for messages of so many bytes."""
+    """Return the options of a client's channel, for messages of up to `limit` bytes."""
     return [
         *COMMON,
         ("grpc.max_receive_message_length", limit),
-        ("grpc.use_local_subchannel_pool", 1),  # a new attempt is one: gRPC's own back-off is not waited for
+        ("grpc.use_local_subchannel_pool", 1),  # reconnect at once, without waiting for gRPC's back-off
     ]
 
 
 def server_options(limit: int) -> Options:
-    """How a federator's server is tuned, for messages of so many bytes."""
+    """Return the options of a federator's server, for messages of up to `limit` bytes."""
     return [
         *COMMON,
         ("grpc.max_receive_message_length", limit),
@@ -44,7 +44,9 @@ def server_options(limit: int) -> Options:
 
 
 class Outbox:
-    """What waits to be written to a stream, in order. What is too much is refused: the client may come again.
+    """A queue of what is to be written to a stream, in order.
+
+    More than `room` bytes that wait make it full: then nothing more is written, and the client may come again.
 
     >>> async def example():
     ...     outbox, written = Outbox(room=3), []
@@ -66,7 +68,7 @@ class Outbox:
         self._more = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """Write this after all that waits."""
+        """Write data after all that waits."""
         if self.is_ended or self.is_full:
             return
         if self.waiting + len(data) > self.room:
@@ -77,7 +79,7 @@ class Outbox:
         self._more.set()
 
     def put_all(self, parts: Iterable[bytes]) -> None:
-        """Write these, each made only when its turn comes."""
+        """Write parts, each of which is made only when its turn comes."""
         if not (self.is_ended or self.is_full):
             self._items.append(iter(parts))
             self._more.set()
@@ -88,7 +90,7 @@ class Outbox:
         self._more.set()
 
     async def drain(self, write: Callable[[bytes], Awaitable[object]]) -> None:
-        """Write until it is ended, or there is too much."""
+        """Write until the queue is ended or full."""
         while not self.is_full:
             while self._items and not self.is_full:
                 await self._write(self._items.popleft(), write)

@@ -1,4 +1,4 @@
-"""What a person who watches a federator wants to see, counted as it happens."""
+"""Counts for whoever watches a federator."""
 
 import time
 from collections import Counter, deque
@@ -14,7 +14,7 @@ WINDOW = 5.0  # seconds over which a rate is taken
 
 @dataclass(eq=False)
 class ClientTally:
-    """What was seen of a client: its votes that did not count and why, its bytes, how good it finds the model."""
+    """The verdicts on a client's votes, its bytes, its last evaluation and its final fingerprint."""
 
     verdicts: Counter[str] = field(default_factory=Counter[str])
     reason: str = ""
@@ -38,7 +38,7 @@ class Tally:
         self._times: deque[tuple[float, int]] = deque()
 
     def record(self, decision: Decision) -> None:
-        """Take note of a round."""
+        """Count a decided round."""
         self._times.append((time.monotonic(), decision.round))
         while len(self._times) > 2 and self._times[-1][0] - self._times[1][0] > WINDOW:
             self._times.popleft()
@@ -50,14 +50,14 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Rounds a second, lately."""
+        """Rounds per second, over the last seconds."""
         if len(self._times) < 2:
             return 0.0
         (begin, first), (end, last) = self._times[0], self._times[-1]
         return (last - first) / max(end - begin, 1e-9)
 
     def agreed(self, least: int) -> int | None:
-        """The fingerprint that most of the clients that are done report, if so many do."""
+        """Return the final fingerprint that most clients report, if at least `least` do; otherwise None."""
         marks = Counter(seen.fingerprint for seen in self.clients.values() if seen.fingerprint is not None)
         if not marks:
             return None

@@ -1,4 +1,4 @@
-"""Clients that someone else has authenticated: TLS with a temporary certificate, and a secret token per client.
+"""Credentials for clients that someone else has authenticated: a temporary certificate, and a token per client.
 
 A token travels in a message only its client can read; on the stream it is an ordinary bearer token.
 """
@@ -28,7 +28,7 @@ class TemporaryCredentials:
 
 
 def temporary_credentials(hosts: Iterable[str] = (), days: int = 365) -> TemporaryCredentials:
-    """A new authority and a server's certificate, neither of which is written anywhere.
+    """Return credentials of a new authority that is not written anywhere.
 
     >>> temporary_credentials(["192.0.2.7"]).authority.startswith(b"-----BEGIN CERTIFICATE-----")
     True
@@ -39,14 +39,14 @@ def temporary_credentials(hosts: Iterable[str] = (), days: int = 365) -> Tempora
 
 
 def token_credentials(authority: bytes, token: str) -> grpc.ChannelCredentials:
-    """The client's side: a server of this authority is trusted, and is shown the token with each call."""
+    """Return credentials of a client that trusts servers of this authority, and sends the token with each call."""
     return grpc.composite_channel_credentials(
         grpc.ssl_channel_credentials(root_certificates=authority), grpc.access_token_call_credentials(token)
     )
 
 
 class Tokens:
-    """The tokens that are good now, at most one per client.
+    """The valid tokens, at most one per client.
 
     >>> tokens = Tokens()
     >>> old, new = tokens.issue("alice"), tokens.issue("alice")
@@ -58,14 +58,14 @@ class Tokens:
         self._names: dict[str, str] = {}
 
     def issue(self, name: str) -> str:
-        """A new token for a client; an older one is no longer good."""
+        """Return a new token for a client; an older one is no longer valid."""
         token = secrets.token_urlsafe(32)
         others = {known: other for known, other in self._names.items() if other != name}
-        self._names = others | {token: name}  # a new one: another thread may be looking at the old
+        self._names = others | {token: name}  # a new dictionary, as another thread may be reading the old one
         return token
 
     def name(self, token: str) -> str | None:
-        """Whose token this is."""
+        """Return whose token this is; None if it is not valid."""
         found = None
         for known, name in self._names.items():  # all of them, so that the time it takes tells nothing
             if secrets.compare_digest(known.encode(), token.encode()):
@@ -73,10 +73,10 @@ class Tokens:
         return found
 
     def peer_name(self, context: Any) -> str:
-        """The name of the caller, by the token it shows; in place of `keys.peer_name`."""
+        """Return the name of a caller by its token; used in place of `keys.peer_name`."""
         metadata = cast("Iterable[tuple[str, str | bytes]]", context.invocation_metadata() or ())
         shown = next((str(value) for key, value in metadata if key == "authorization"), "")
         name = self.name(shown.removeprefix(BEARER)) if shown.startswith(BEARER) else None
         if name is None:
-            raise InvalidKeys("the token is not, or no longer, good: a newer session has taken this client's place")
+            raise InvalidKeys("the token is not valid, or no longer: a newer session has taken this client's place")
         return name
