@@ -53,6 +53,7 @@ def simulate(
     callbacks: Iterable[Callback | type[Callback] | str] = (),
     keep: Keep | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
     **options: Any,
 ) -> Result:
     """Simulate a federation that trains your model on your data, with liars among the clients.
@@ -89,6 +90,7 @@ def simulate(
         callbacks: Objects of subclasses of `cyber0.Callback`.
         keep: "votes" keeps every round's votes, lies and aggregate in the result's history.
         out: A new folder for everything there is to keep; `cyber0.open_run` reads it back.
+        resume: Whether to continue the run in `out`: one that was stopped, or one that is to have more rounds.
         **options: Any other key of `cyber0.RunConfig`, such as device or engine.
 
     >>> import cyber0, torch
@@ -137,4 +139,5 @@ def simulate(
         partition=None if isinstance(partition, str | None) else partition,
         callbacks=callbacks,
         keep=keep,
+        resume=resume,
     )

@@ -190,6 +190,23 @@ def test_a_run_that_has_not_ended_is_not_opened(tmp_path):
         cyber0.open_run(tmp_path / "run")
 
 
+def test_a_run_of_ones_own_model_is_opened_with_its_task(tmp_path):
+    simulate(model=Net, out=tmp_path / "run")
+    opened = cyber0.open_run(tmp_path / "run")
+    assert opened.accuracy is not None
+    for use in (lambda: opened.model, lambda: opened.save(tmp_path / "run.cyber0")):
+        with pytest.raises(
+            InvalidConfig, match=r"was played with .*Net', which names no task .*give open_run the task"
+        ):
+            use()
+
+
+def test_a_simulation_is_extended_to_the_same_model(tmp_path):
+    simulate(model=Net, attack="foe", out=tmp_path / "run")
+    more = simulate(model=Net, attack="foe", out=tmp_path / "run", rounds=8, resume=True)
+    assert more.fingerprint == simulate(model=Net, attack="foe", rounds=8).fingerprint
+
+
 def test_the_weights_can_be_read_by_whom_the_umask_allows(tmp_path):
     (tmp_path / "other").touch()
     simulate(out=tmp_path / "run")

@@ -9,7 +9,7 @@ from cyber0.aggregation import Rule
 from cyber0.attacks import Attack
 from cyber0.callbacks import Callback, Callbacks
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidConfig
+from cyber0.errors import InvalidConfig, InvalidName, InvalidUserCode, UnknownName
 from cyber0.extras import require
 from cyber0.participant import build_participant, load_task
 from cyber0.simulation.export import Record, from_folder
@@ -107,11 +107,20 @@ def open_run(
     if summary is None:
         raise InvalidConfig(f"{path} holds a run that has not ended: continue it with cyber0 run --resume {path}")
 
+    def given_task() -> Task:
+        if task is not None:
+            return task
+        try:
+            return load_task(folder.config, data or folder.config.data, folder.config.source, model)
+        except (InvalidName, InvalidUserCode, UnknownName) as error:
+            raise InvalidConfig(
+                f"{path} was played with {folder.config.task!r}, which names no task ({error}): give open_run the "
+                "task, as task=task_of(model, train, test) by cyber0.tasks.convert.task_of"
+            ) from error
+
     def trained() -> Any:
-        config = folder.config
-        found = task or load_task(config, data or config.data, config.source, model or config.model)
         torch = require("torch", extra="train")
-        module: Any = build_participant(found, config, torch.device("cpu")).parameters.module
+        module: Any = build_participant(given_task(), folder.config, torch.device("cpu")).parameters.module
         tensors = require("safetensors.torch", extra="train").load_file(folder.weights)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
@@ -125,5 +134,5 @@ def open_run(
         summary,
         folder=folder.path,
         model=trained,
-        exported=lambda: from_folder(folder.path, data, model, task),
+        exported=lambda: from_folder(folder.path, data, model, given_task()),
     )
