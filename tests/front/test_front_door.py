@@ -201,6 +201,18 @@ def test_a_run_of_ones_own_model_is_opened_with_its_task(tmp_path):
             use()
 
 
+def test_a_run_with_functions_that_have_no_name_is_opened_and_saved(tmp_path):
+    own = {
+        "rule": lambda vectors, byzantine: np.median(vectors, axis=-2),
+        "attack": lambda vectors, liars, rule, byzantine, rng: -vectors[..., liars, :],
+        "partition": lambda labels, clients, seed: np.array_split(np.arange(len(labels)), clients),
+    }
+    result = simulate(model=Net, out=tmp_path / "run", **own)
+    opened = cyber0.open_run(tmp_path / "run", task=cyber0_task())
+    saved = [each.save(tmp_path / name).read_bytes() for each, name in ((result, "a"), (opened, "b"))]
+    assert saved[0] == saved[1]
+
+
 def test_a_simulation_is_extended_to_the_same_model(tmp_path):
     simulate(model=Net, attack="foe", out=tmp_path / "run")
     more = simulate(model=Net, attack="foe", out=tmp_path / "run", rounds=8, resume=True)

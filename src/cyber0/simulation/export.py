@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from cyber0.callbacks import Round
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidExport
+from cyber0.participant import Participant, build_participant, load_task
 from cyber0.protocol.chain import Seal
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import History
@@ -39,7 +41,9 @@ class Record:
     """
 
     def __init__(self, simulation: Simulation) -> None:
-        self.simulation, self.identity = simulation, _identity(simulation)
+        if simulation.rounds:
+            raise InvalidExport(f"{simulation.rounds} rounds have been played: a record begins before the first")
+        self.simulation, self.identity = simulation, _identity(simulation.config, simulation.participant)
         self._scalars: list[bytes] = []
 
     def add(self, played: Round) -> None:
@@ -118,9 +122,11 @@ def from_folder(path: Path, data: str | None = None, model: str | None = None, t
     if not folder.lines:
         raise InvalidExport(f"{path} holds no evaluation yet: there is nothing to export")
     here = {key: value for key, value in (("data", data), ("model", model)) if value is not None}
-    simulation = Simulation(folder.config.updated(**here, device="cpu"), task)
-    identity, last = _identity(simulation, folder.config), folder.lines[-1]["round"]
-    if (found := f"{simulation.parameters.fingerprint():016x}") != folder.lines[0].get("model"):
+    config = folder.config.updated(**here)
+    loaded = task or load_task(config, config.data, config.source, config.model)
+    initial = build_participant(loaded, config, torch.device("cpu"))
+    identity, last = _identity(folder.config, initial), folder.lines[-1]["round"]
+    if (found := f"{initial.parameters.fingerprint():016x}") != folder.lines[0].get("model"):
         raise InvalidExport(
             f"{path} began with a model of fingerprint {folder.lines[0].get('model')}, but this one has {found}: "
             "give it the same by --model and --data"
@@ -143,16 +149,13 @@ def renamed(run: History, model: str | None) -> History:
     return _sealed(again, None if run.seal is None else run.seal.fingerprint)
 
 
-def _identity(simulation: Simulation, config: RunConfig | None = None) -> Identity:
-    """The identity of a run that has not begun; no votes are kept of it."""
-    config = config or simulation.config
+def _identity(config: RunConfig, initial: Participant) -> Identity:
+    """Return the identity of a run that begins with this model; no votes are kept of it."""
     if config.algorithm != "cyber0":
         raise InvalidExport(f"algorithm = {config.algorithm!r} sends weights: a run by cyber0 can be exported")
-    if simulation.rounds:
-        raise InvalidExport(f"{simulation.rounds} rounds have been played: a record begins before the first")
     roster = [f"client-{number}" for number in range(config.clients)]
-    meaning = simulation.task.meaning
-    return Identity.of(config.agreement, roster, simulation.parameters, keep_votes=False, meaning=meaning)
+    meaning = initial.task.meaning
+    return Identity.of(config.agreement, roster, initial.parameters, keep_votes=False, meaning=meaning)
 
 
 def _changes(aggregates: NDArray[np.float32]) -> bytes:
