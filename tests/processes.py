@@ -19,11 +19,14 @@ import sys
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
 
 PRELOAD = ["mlxtend.data", "scipy.stats", "sympy", "torch", "cyber0.cli", "cyber0.simulation", "cyber0.study.study"]
+if find_spec("transformers"):
+    PRELOAD.append("transformers.models.roberta.modeling_roberta")
 CONTEXT = multiprocessing.get_context("forkserver")  # the same for functions
 CONTEXT.set_forkserver_preload([*PRELOAD, "tests.network.parties"])
 LARGEST = 1 << 20  # bytes of a request
