@@ -40,7 +40,13 @@ def simulated(config):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"local_epochs": 2, "scheme": "compressed", "task": "mnist-mlp(hidden=4)", "family": "gaussian"}]
+    "changes",
+    [
+        {},
+        {"local_epochs": 2, "scheme": "compressed", "task": "mnist-mlp(hidden=4)", "family": "gaussian"},
+        {"schedule": "warmup(rounds=3)+cosine(end=0.1)", "horizon": 9, "rule": "centered_clipping_previous"},
+    ],
+    ids=["plain", "compressed", "schedule and memory"],
 )
 def test_a_federation_is_the_sequential_simulation(tmp_path, changes):
     config = recipe(rounds=12, **changes)
