@@ -23,7 +23,7 @@ def test_the_command_in_its_first_line(example):
     assert command, f"{example.name} does not open with its command"
     done = run("-m", "cyber0", *shlex.split(command[1]), "--source", "embedded")
     assert done.returncode == 0, done.stderr
-    accuracy = float(re.search(r"max_accuracy +([\d.]+)%", done.stdout)[1])
+    accuracy = float(re.search(r"best_accuracy_on_test +([\d.]+)%", done.stdout)[1])
     assert accuracy > 50
 
 

@@ -48,14 +48,14 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path, algorithm):
     out = tmp_path / "run"
     result = invoke(*SMALL, "--rounds", 10, "--attack", "sf", "--algorithm", algorithm, "--out", out)
     assert result.exit_code == 0
-    assert "max_accuracy" in result.output
+    assert "best_accuracy_on_test" in result.output
     summary = summary_of(out)
     width = 8 if algorithm == "cyber0" else 7850
     assert summary["rounds"] == 10
     assert summary["scalars_up_per_client"] == 10 * width
     assert summary["bytes_down_per_client"] == 40 * width
     assert [line["round"] for line in lines_of(out)] == [0, 4, 8, 10]
-    assert summary["max_accuracy"] == max(line["accuracy"] for line in lines_of(out))
+    assert summary["best_accuracy_on_test"] == max(line["accuracy"] for line in lines_of(out))
     tensors = load_file(out / "model.safetensors")
     weights = Parameters({name: tensors[name] for name in ("weight", "bias")})  # in the order of the module
     assert f"{weights.fingerprint():016x}" == summary["model_fingerprint"]

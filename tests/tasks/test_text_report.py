@@ -154,7 +154,7 @@ def test_a_run_of_a_language_model_says_what_it_starts_from(folder, tmp_path):
 def test_a_run_without_a_language_model_says_nothing_before():
     options = f"{OPTIONS} --source embedded"
     output = CliRunner().invoke(app, ["run", *options.split()], catch_exceptions=False).output
-    assert "max_accuracy" in output
+    assert "best_accuracy_on_test" in output
     assert not any(name in output for name in ("zero-shot accuracy", "first prompt", "learning rate"))
 
 

@@ -252,7 +252,7 @@ class _Display:
             self.lines.say(f"failed: {cell}, seed {seed}")
             return
         accuracies = self.accuracies.setdefault(cell, [])
-        accuracies.append(100 * outcome.lines[-1]["max_accuracy"])
+        accuracies.append(100 * outcome.lines[-1]["best_accuracy_on_test"])
         if self.live is None and self.recipe.seeds > 1:
             self.lines.say(f"ended: {cell}, seed {seed}, best accuracy {accuracies[-1]:.1f} %")
         if len(accuracies) == self.recipe.seeds:

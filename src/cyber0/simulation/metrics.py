@@ -93,7 +93,7 @@ class MetricsLog:
         simulation, last = self.simulation, self.lines[-1]
         best = _best(self.lines, "")
         found = {
-            "max_accuracy": self.lines[best]["accuracy"],
+            "best_accuracy_on_test": self.lines[best]["accuracy"],
             "best_round_on_test": self.lines[best]["round"],
             "final_accuracy": last["accuracy"],
             "final_loss": last["loss"],

@@ -148,6 +148,8 @@ def _play_batch(batch: Batch, watch: Callable[[int], None], unfinished: Path | N
 
     config = batch[0].config
     task = _task(config.task, config.data, config.source, config.model)
+    if task.dataset.classes is None:
+        raise InvalidConfig(f"task = {config.task!r} has no classes, and a study compares accuracies: use cyber0.run")
     if unfinished is not None and len(batch) == 1:
         with closing(RunFolder.begun(unfinished / batch[0].name, config)) as folder:
             found = recorded([config], watch, task, folder)
