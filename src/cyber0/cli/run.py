@@ -192,7 +192,7 @@ def _print(console: Console, values: dict[str, str]) -> None:
 
 
 def _readable(name: str, value: Any) -> str:
-    if name.endswith("accuracy"):
+    if "accuracy" in name:
         return "none: the task has no classes" if value is None else f"{value:.2%}"
     if name.startswith("bytes"):
         return f"{value / 1e3:,.1f} kB" if value >= 1e3 else f"{value:,.6g} bytes"
