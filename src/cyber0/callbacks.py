@@ -1,7 +1,8 @@
 """Callbacks: code of a user's that is called as a run goes on, be it simulated or served to real clients."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,8 @@ package.module:object
     """
 
     def __init__(self, callbacks: Iterable[Any] = ()) -> None:
+        if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidUserCode(f"callbacks = {callbacks!r}: give a list of callbacks")
         self._all = [_made(callback) for callback in callbacks]
 
     def before_run(self, run: Any) -> None:
@@ -88,13 +91,24 @@ package.module:object
         """Call all of them."""
         for callback in self._all:
             with calling("callback", callback):
-                callback.after_round(run, round)
+                callback.after_round(run, _read_only(round))
 
     def after_evaluation(self, run: Any, evaluation: Mapping[str, Any]) -> None:
         """Call all of them."""
         for callback in self._all:
             with calling("callback", callback):
-                callback.after_evaluation(run, evaluation)
+                callback.after_evaluation(run, deepcopy(evaluation))
+
+
+def _read_only(played: Round) -> Round:
+    """Return a round whose arrays cannot be written to: they are what the run keeps."""
+    shown: dict[str, Any] = {"reports": dict(played.reports)}
+    for name in ("participants", "admitted", "aggregate", "liars", "honest", "sent"):
+        value = getattr(played, name)
+        if isinstance(value, np.ndarray):
+            shown[name] = value.view()
+            shown[name].flags.writeable = False
+    return replace(played, **shown)
 
 
 def _made(given: Any) -> Callback:

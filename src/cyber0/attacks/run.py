@@ -22,6 +22,7 @@ __all__ = ["AttackRun", "AttackWithState", "CorruptsLabels", "mount"]
 
 DOMAIN = 0x41545441  # "ATTA": keeps these draws apart from others of the same seed
 KNOWLEDGE = ("model", "votes")
+COLUMNS = ("round", "client", "byzantine", "admitted", "scalar", "honest", "sent", "aggregate")  # of a table of votes
 
 
 @runtime_checkable
@@ -110,13 +111,16 @@ class AttackRun:
             return vectors
         if "model" in self._asks and model is None:
             raise InvalidAttack(f"attack {self.name!r} asks for the model, and there is none to show")
-        supplied = {"model": model, "report": self.reports.__setitem__, "round": round, "seed": self.seed}
+        supplied = {"model": model, "report": self._report, "round": round, "seed": self.seed}
         context = {name: supplied[name] for name in self._asks}
         rng = np.random.default_rng([self.seed, round, DOMAIN]) if rng is None else rng
 
         def lies(shown: Any, places: Liars) -> Any:
             with self._calling():
-                return convert_like(vectors, self.attack(shown, places, rule, byzantine, rng, **context))
+                own = namespace(shown).asarray(
+                    shown, copy=True
+                )  # an attack may compute in place, and honest votes stay
+                return convert_like(vectors, self.attack(own, copy.copy(places), rule, byzantine, rng, **context))
 
         if bool(namespace(vectors).all(namespace(vectors).isfinite(vectors))):
             return self._replaced(vectors, lying, lies(vectors, liars))
@@ -149,6 +153,17 @@ class AttackRun:
         if self.has_memory:
             with self._calling():
                 self._resumed().restore(state)
+
+    def _report(self, name: str, value: Any) -> None:
+        """Add a value to the reports of the round; refuse what a table of votes could not hold."""
+        if not isinstance(name, str) or name in COLUMNS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidAttack(f"attack {self.name!r} reports {name!r}: give a text, and none of {', '.join(COLUMNS)}")
+        numbers = to_numpy(value) if is_torch_array(value) else np.asarray(value)
+        if numbers.dtype.kind not in "biuf":
+            raise InvalidAttack(
+                f"attack {self.name!r} reports {name!r} as {type(value).__name__}: give a number or an array of numbers"
+            )
+        self.reports[name] = value
 
     def _mount_each(self, vectors: Any, *arguments: Any, **options: Any) -> Any:
         sent: list[Any] = []

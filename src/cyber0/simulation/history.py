@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from cyber0.aggregation import to_numpy
+from cyber0.attacks.run import COLUMNS
 from cyber0.callbacks import Round
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
@@ -57,13 +59,15 @@ class History:
         """Return all votes as a pandas table: a row for each round, participant and scalar.
 
         `honest` is what the client measured, `sent` what it sent; `byzantine` says whether it may have lied,
-        `admitted` whether its vote counted; `aggregate` is what the rule made of all votes. What an attack reports of
-        a round, such as `omega`, has a column of its own.
+        `admitted` whether its vote counted; `aggregate` is what the rule made of all votes. A number that an attack
+        reports of a round, such as `omega`, has a column of its own.
         """
         if not self.rounds:
             raise InvalidConfig("the votes of this run were not kept: simulate or run it with keep='votes'")
-        frames = [_table(each) for each in self.rounds if each.honest is not None]
         pandas = require("pandas", extra="study")
+        frames = [_table(each) for each in self.rounds if each.honest is not None]
+        if not frames:  # too few clients took part in every round
+            return pandas.DataFrame(columns=list(COLUMNS))
         return pandas.concat([pandas.DataFrame(frame) for frame in frames], ignore_index=True)
 
 
@@ -86,9 +90,15 @@ def _table(round_: Round) -> dict[str, Any]:
         "aggregate": np.tile(aggregate, clients),
     }
     for name, value in round_.reports.items():
-        by_row = np.broadcast_to(np.asarray(value, dtype=np.float64).reshape(-1), (rows,))
-        columns[name] = np.tile(np.repeat(by_row, scalars // rows), clients)
+        reported = _numbers(value).astype(np.float64).reshape(-1)
+        if len(reported) in (1, rows):  # a longer one is in the round's reports alone
+            columns[name] = np.tile(np.repeat(np.broadcast_to(reported, (rows,)), scalars // rows), clients)
     return columns
+
+
+def _numbers(value: Any) -> NDArray[Any]:
+    """Return what an attack reports, a number or an array or a tensor, as an array."""
+    return to_numpy(value) if is_torch_array(value) else np.asarray(value)
 
 
 def _by_client(votes: Any) -> NDArray[np.float32]:
@@ -108,7 +118,7 @@ def pack_rounds(rounds: Sequence[Round], clients: int) -> dict[str, Any]:
         "aggregate": np.full((len(rounds), shape[0], shape[2]), np.nan, dtype=np.float32),
         "voted": np.array([each.honest is not None for each in rounds]),
         "reports": np.array(
-            [json.dumps({k: np.asarray(v).tolist() for k, v in each.reports.items()}) for each in rounds]
+            [json.dumps({k: _numbers(v).tolist() for k, v in each.reports.items()}) for each in rounds]
         ),
     }
     for name in ("participants", "admitted", "liars"):

@@ -100,6 +100,7 @@ class Simulation:
         """Return the votes [..., rows, present, directions] with the lies of the liars in their places."""
         liars = self.population.liars(present)
         if len(liars) == 0:
+            self.attack.reports = {}  # those of an earlier round say nothing about this one
             return votes
         rule = aggregation.with_memory(self.rule, self.memory)
         sent = self.attack.mount(_double(votes), liars, rule, self.config.byzantine, round=t, model=self._known_model())

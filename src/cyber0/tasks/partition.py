@@ -7,7 +7,7 @@ A partition is a plain callable:
 Every sample goes to one client, every client gets at least one, and the same seed gives the same partition.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cyber0 import registry
 from cyber0.errors import InvalidData, UnknownName
-from cyber0.tasks.dataset import Dataset
+from cyber0.tasks.dataset import Dataset, to_numpy
 from cyber0.tasks.dirichlet import by_client, by_label, deal, fill_empty
 from cyber0.user_code import calling
 
@@ -118,9 +118,34 @@ different
     found = get_partition(how)
     registry.check_options(options, found, "the partition")
     with calling("partition", found):
-        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found(labels, clients, seed, **options)]
-    _check_parts(parts, len(np.asarray(labels)), clients)
-    return parts
+        made: Any = found(np.array(labels), clients, seed, **options)  # a copy, which it may modify
+        parts: list[Any] | None = list(made) if _is_listing(made) else None
+    if parts is None:
+        raise InvalidData(
+            f"partition {registry.name_of(found, PARTITIONS)!r} returned {type(made).__name__}: it must return a list "
+            "with the indices of each client's samples"
+        )
+    dealt = [_indices(part, client) for client, part in enumerate(parts)]
+    _check_parts(dealt, len(np.asarray(labels)), clients)
+    return dealt
+
+
+def _is_listing(made: Any) -> bool:
+    return isinstance(made, Iterable) and not isinstance(made, Mapping | str)
+
+
+def _indices(part: Any, client: int) -> Indices:
+    """Return the indices of a client's samples, in order."""
+    try:
+        given = np.asarray(to_numpy(part))
+        whole = given.astype(np.int64)
+    except (ValueError, TypeError):
+        given, whole = np.empty(0, dtype=object), np.empty(0, dtype=np.int64)
+    if given.ndim != 1 or given.dtype.kind not in "iuf" or (given != whole).any():
+        raise InvalidData(
+            f"the partition gives client {client} {part!r:.60}: give the indices of its samples, a list of integers"
+        )
+    return np.sort(whole)
 
 
 def shares_of(dataset: Dataset, how: str | Partition, clients: int, seed: int, **options: Any) -> list[Indices]:
