@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import numpy as np
 from torch import nn
 
 from cyber0.aggregation import Rule, get_rule
@@ -11,6 +12,7 @@ from cyber0.attacks import Attack, AttackRun
 from cyber0.callbacks import Callback
 from cyber0.config import RunConfig
 from cyber0.directions.key import Family
+from cyber0.errors import InvalidConfig
 from cyber0.plan import Scheme
 from cyber0.registry import name_of
 from cyber0.simulation.metrics import Keep
@@ -104,6 +106,12 @@ def simulate(
     True
 
     """
+    for key in ("task", "source", "data"):
+        if key in options:
+            raise InvalidConfig(
+                f"{key} = {options[key]!r}: simulate trains the model and the data that it is given; for a task by "
+                "name use cyber0.run(cyber0.RunConfig(...))"
+            )
     task = task_of(model, train, test, loss=loss, metrics=metrics, classes=classes)
     clients = clients or (40 if task.dataset.shares is None else len(task.dataset.shares))
     given: dict[str, Any] = {
@@ -129,7 +137,7 @@ def simulate(
         "seed": seed,
         **options,
     }
-    config = RunConfig(**{key: value for key, value in given.items() if value is not None})
+    config = RunConfig(**{key: _plain(value) for key, value in given.items() if value is not None})
     return run(
         config,
         out,
@@ -141,3 +149,8 @@ def simulate(
         keep=keep,
         resume=resume,
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy, such as a seed out of np.arange(5), as one of Python, and anything else as it is."""
+    return cast("Any", value).item() if isinstance(value, np.generic) else value

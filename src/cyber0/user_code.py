@@ -37,7 +37,8 @@ def calling(what: str, thing: object, given: str = "") -> Generator[None]:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
             raise
         text = str(error).strip()
-        hint = "; engine='sequential' calls it without vmap" if text.startswith("vmap") else ""
+        without = "vmap" in text or "Batching rule not implemented" in text
+        hint = "; engine='sequential' calls it without vmap" if without else ""
         said = f"{type(error).__name__}: {text}" if text else type(error).__name__
         raise InvalidUserCode(f"{what} {label_of(thing)} raised {said}{given}{hint}") from error
 

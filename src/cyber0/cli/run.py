@@ -126,7 +126,7 @@ def _simulate(config: RunConfig, folder: Path | None, callbacks: list[str], *, r
 
     console = Console(soft_wrap=True)
     with keeping(lambda: _kept(folder)):
-        console.print(_title(config), markup=False, highlight=False)
+        console.print(_title(config), markup=False, highlight=False, emoji=False)
         with Progress(console, "", config.rounds) as progress:
             shown = _Shown(console, progress, introduce=not resuming)
             result = play(config, folder, callbacks=[shown, *callbacks], resume=resuming)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,7 +182,10 @@ class RunFolder:
             os.fsync(file.fileno())  # no evaluation outlives what led to it, even where the machine goes down
         if rounds:
             (self.path / "votes").mkdir(exist_ok=True)
-            np.savez_compressed(self._votes(rounds[0].number), **pack_rounds(rounds, self.config.clients))
+            draft = self.path / "votes" / "draft.tmp"
+            with draft.open("wb") as file:
+                np.savez_compressed(file, **pack_rounds(rounds, self.config.clients))
+            draft.replace(self._votes(rounds[0].number))  # half a file would keep the run from being resumed
         if attack is not None:
             write_atomically(self._attack(line["round"]), json.dumps(attack))
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -196,8 +200,11 @@ class RunFolder:
         last = self.lines[-1]["round"] if self.lines else 0
         found: list[Round] = []
         for path in sorted((self.path / "votes").glob("*.npz")):
-            with np.load(path, allow_pickle=False) as arrays:
-                found += [each for each in unpack_rounds(arrays) if each.number < last]
+            try:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                    found += [each for each in unpack_rounds(arrays) if each.number < last]
+            except (ValueError, KeyError, EOFError, BadZipFile) as error:
+                raise InvalidConfig(f"{path} is damaged: remove it, and the votes of its rounds are missing") from error
         return found
 
     def attack_state(self) -> dict[str, Any] | None:

@@ -158,7 +158,7 @@ class MetricsLog:
             )
 
     def _line(self) -> Line:
-        """Evaluate the model, and count what it has cost each client; a loss that is not finite is None."""
+        """Evaluate the model, and count what it has cost each client; a loss or a metric that is not finite is None."""
         simulation = self.simulation
         found, chosen = simulation.evaluate(), simulation.validate()
         scalars = simulation.learner.rows * simulation.learner.width
@@ -169,7 +169,7 @@ class MetricsLog:
             "round": simulation.rounds,
             **_measured(found),
             **held_out,
-            **({"metrics": dict(found.metrics)} if found.metrics else {}),
+            **({"metrics": {name: _finite(value) for name, value in found.metrics.items()}} if found.metrics else {}),
             "scalars_up_per_client": up,
             "scalars_down_per_client": down,
             "bytes_up_per_client": 4 * up,
@@ -183,7 +183,12 @@ class MetricsLog:
 
 
 def _measured(found: Evaluation) -> Line:
-    return {"accuracy": found.accuracy, "loss": found.loss if math.isfinite(found.loss) else None}
+    return {"accuracy": found.accuracy, "loss": _finite(found.loss)}
+
+
+def _finite(value: float) -> float | None:
+    """Return a value, or None in place of one that is not finite, which JSON cannot hold."""
+    return value if math.isfinite(value) else None
 
 
 def _best(lines: list[Line], prefix: str) -> int:

@@ -1,7 +1,7 @@
 """The result of a run, whether it has just been played or is read back from its folder."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ class Result:
         reached = f"loss {self.loss:.4f}" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
         return f"Result({reached} after {self.summary['rounds']} rounds, model {self.fingerprint})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is stored of it, as when a process returns it to another one: the model too."""
+        exported = self._exported() if self.config.algorithm == "cyber0" else None
+        return {**self.__dict__, "model": self.model, "_model": None, "_exported": partial(_same, exported)}
+
     @property
     def accuracy(self) -> float | None:
         """The accuracy on the test samples after the last round; None for a task without classes."""
@@ -63,8 +68,9 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The user's own metrics after the last round."""
-        return dict(self.history.evaluations[-1].get("metrics", {}))
+        """The user's own metrics after the last round; NaN where one was not finite."""
+        found = self.history.evaluations[-1].get("metrics", {})
+        return {name: float("nan") if value is None else value for name, value in found.items()}
 
     @property
     def best_on_test(self) -> dict[str, Any]:
@@ -138,3 +144,7 @@ class Result:
 
     def _evaluation(self, number: int) -> dict[str, Any]:
         return next(line for line in self.history.evaluations if line["round"] == number)
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -5,20 +5,21 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from cyber0.aggregation import Rule
-from cyber0.attacks import Attack
+from cyber0.aggregation import Rule, get_rule
+from cyber0.attacks import Attack, AttackRun
 from cyber0.callbacks import Callback, Callbacks
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidConfig, InvalidName, InvalidUserCode, UnknownName
+from cyber0.errors import InvalidConfig, InvalidData, InvalidName, InvalidUserCode, UnknownName
 from cyber0.extras import require
 from cyber0.participant import build_participant, load_task
+from cyber0.registry import name_of
 from cyber0.simulation.export import Record, from_folder
 from cyber0.simulation.folder import RunFolder
 from cyber0.simulation.history import History
 from cyber0.simulation.metrics import Keep, MetricsLog
 from cyber0.simulation.result import Result
 from cyber0.simulation.simulation import Simulation
-from cyber0.tasks.partition import Partition
+from cyber0.tasks.partition import PARTITIONS, Partition
 from cyber0.tasks.task import Task
 
 __all__ = ["open_run", "run"]
@@ -55,7 +56,8 @@ def run(
 
     """
     listening = Callbacks(callbacks)
-    path = None if out is None else Path(out)
+    path = None if out is None else _folder(out)
+    config = _named(config, rule, attack, partition)
     if resume and path is None:
         raise InvalidConfig("resume = True: say by `out` which folder's run to continue")
     folder = None if path is None else RunFolder.resume(path, config) if resume else RunFolder.new(path, config)
@@ -105,7 +107,12 @@ def open_run(
     folder = RunFolder.read(Path(path))
     summary = folder.summary
     if summary is None:
-        raise InvalidConfig(f"{path} holds a run that has not ended: continue it with cyber0 run --resume {path}")
+        raise InvalidConfig(
+            f"{path} holds a run that has not ended: continue it with cyber0 run --resume {path}, or in Python by "
+            "cyber0.run(..., out=..., resume=True)"
+        )
+    if not folder.lines:
+        raise InvalidConfig(f"{folder.path / 'metrics.jsonl'} is missing or empty: the run has lost its evaluations")
 
     def given_task() -> Task:
         if task is not None:
@@ -121,11 +128,7 @@ def open_run(
     def trained() -> Any:
         torch = require("torch", extra="train")
         module: Any = build_participant(given_task(), folder.config, torch.device("cpu")).parameters.module
-        tensors = require("safetensors.torch", extra="train").load_file(folder.weights)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                if name in tensors:
-                    parameter.copy_(tensors[name])
+        _load(module, folder.weights)
         return module
 
     return Result(
@@ -136,3 +139,47 @@ def open_run(
         model=trained,
         exported=lambda: from_folder(folder.path, data, model, given_task()),
     )
+
+
+def _folder(out: Any) -> Path:
+    """Return the path of a run's folder; refuse what names none."""
+    if not isinstance(out, str | Path) or not str(out).strip() or "\0" in str(out):
+        raise InvalidConfig(f"out = {out!r}: name a folder, as out='runs/first'")
+    return Path(out)
+
+
+def _named(config: RunConfig, rule: Any, attack: Any, partition: Any) -> RunConfig:
+    """Return a configuration that names what is used in place of its own rule, attack and partition."""
+    names: dict[str, Any] = {}
+    if rule is not None:
+        names["rule"] = get_rule(rule).name
+    if attack is not None:
+        names["attack"] = AttackRun(attack, seed=0, knows="model").name
+    if partition is not None:
+        names["partition"] = partition if isinstance(partition, str) else name_of(partition, PARTITIONS)
+    return config.updated(**names) if names else config
+
+
+def _load(module: Any, weights: Path) -> None:
+    """Give a model the weights of a file."""
+    torch, safetensors = require("torch", extra="train"), require("safetensors.torch", extra="train")
+    try:
+        tensors: dict[str, Any] = safetensors.load_file(weights)
+    except Exception as error:
+        raise InvalidConfig(
+            f"{weights} is missing or damaged: remove summary.json, and `cyber0 run --resume` the run"
+        ) from error
+    trainable = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    shapes = [{name: tuple(each.shape) for name, each in found.items()} for found in (tensors, trainable)]
+    if shapes[0] != shapes[1]:
+        raise InvalidData(
+            f"{weights} holds {_listed(shapes[0])}, and the model of the task has {_listed(shapes[1])}: give open_run "
+            "the task that was trained"
+        )
+    with torch.no_grad():
+        for name, parameter in trainable.items():
+            parameter.copy_(tensors[name])
+
+
+def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())[:4]) + ", ..." * (len(shapes) > 4)

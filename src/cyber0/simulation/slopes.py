@@ -13,6 +13,7 @@ from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
 from cyber0.estimate import call_with
 from cyber0.parameters import Parameters
 from cyber0.tasks.task import Task, cross_entropy
+from cyber0.user_code import calling
 
 __all__ = ["derivatives", "slopes"]
 
@@ -136,7 +137,8 @@ def _losses_of(task: Task, parameters: Parameters) -> Any:
         }
 
         def model(inputs: Tensor) -> Tensor:
-            return call_with(module, named, inputs)
+            with calling("model", module):
+                return call_with(module, named, inputs)
 
         return task.losses(model, (x, y))
 

@@ -66,6 +66,8 @@ def task_of(
         )
     trained, shares = _per_client(train) if isinstance(train, list) else (_pair(train, "train"), None)
     tested = _pair(test, "test")
+    if _is_binary(loss):
+        trained, tested = _with_floats(trained), _with_floats(tested)
     _check_alike(trained, tested, ("train", "test"))
     names = None if classes is None or isinstance(classes, int | np.integer) else [str(each) for each in classes]
     known = _classes(trained[1], tested[1], loss, len(names) if names else classes)
@@ -77,7 +79,21 @@ def task_of(
     losses = cross_entropy if loss is None else output_loss(loss)
     called = label_of(model).rpartition(".")[2] if name is None else name
     meaning = {"labels": digest(names or known)}
-    return Task(called, dataset, _builder(model), losses, dict(metrics or {}), meaning)
+    return Task(called, dataset, _builder(model), losses, {} if metrics is None else metrics, meaning)
+
+
+def _is_binary(loss: Any) -> bool:
+    """Return whether a loss of torch compares outputs with zeros and ones."""
+    kinds = nn.BCELoss, nn.BCEWithLogitsLoss
+    return isinstance(loss, kinds) or loss in (
+        nn.functional.binary_cross_entropy,
+        nn.functional.binary_cross_entropy_with_logits,
+    )
+
+
+def _with_floats(pair: Pair) -> Pair:
+    """Return inputs, and targets as the floats that a binary cross-entropy needs."""
+    return pair[0], pair[1].astype(np.float32)
 
 
 def _classes(trained: Array, tested: Array, loss: Loss | None, classes: Any) -> int | None:
@@ -111,6 +127,12 @@ def _builder(model: nn.Module | Callable[..., nn.Module]) -> Callable[[int], nn.
             raise InvalidUserCode(
                 f"model {label_of(model)} returned {type(built).__name__}: it must return a torch.nn.Module"
             )
+        for name, parameter in built.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                raise InvalidUserCode(
+                    f"parameter {name!r} of model {label_of(model)} is of type {parameter.dtype}: models are trained "
+                    "in torch.float32, as after model.float()"
+                )
         return built
 
     return build
@@ -183,8 +205,14 @@ def _samples(dataset: Any, what: str) -> Pair:
     """Return all samples of a torch data set as two arrays."""
     if type(dataset) in (torch.Tensor, np.ndarray):
         raise InvalidData(f"{what} is one array of shape {tuple(dataset.shape)}: give two, (inputs, targets)")
+    if hasattr(dataset, "columns"):
+        raise InvalidData(f"{what} is a table: give two, (inputs, targets), as (table[features], table[target])")
     with calling(f"{what} data set", dataset):
-        found: list[Any] = [dataset[index] for index in range(len(dataset))]
+        samples = len(dataset)
+    found: list[Any] = []
+    for index in range(samples):
+        with calling(f"{what} data set", dataset, f" (at sample {index})"):
+            found.append(dataset[index])
     if not found:
         raise InvalidData(f"{what} data set {label_of(dataset)} is empty")
     for index, sample in enumerate(found):

@@ -136,6 +136,8 @@ def as_array(values: Any, what: str) -> Array:
         array = np.asarray(to_numpy(values))
     except ValueError as error:
         raise InvalidData(f"{what} cannot be made an array: {error}") from error
+    if not array.flags.writeable and not isinstance(values, np.memmap):
+        array = array.copy()  # of a table of pandas, for instance: torch shares arrays that can be written to alone
     if array.dtype.kind not in "biuf":
         raise InvalidData(f"{what} are of type {array.dtype}: give numbers, as a tensor or a NumPy array")
     if array.ndim == 0 or array.size == 0:

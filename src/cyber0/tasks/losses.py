@@ -4,7 +4,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
+from inspect import isclass, signature
 from typing import Any
 
 import torch
@@ -44,7 +44,12 @@ class OutputLoss:
     def of(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the loss of each sample, [samples], from outputs that are known."""
         named = self.loss if self.given is None else self.given
-        with calling("loss", named):
+        shapes = [
+            f"{tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__ for each in (outputs, targets)
+        ]
+        with calling(
+            "loss", named, f" (on outputs of shape {shapes[0]} and {targets.dtype} targets of shape {shapes[1]})"
+        ):
             values: Any = self.loss(outputs, targets)
         if not isinstance(values, Tensor) or values.ndim == 0 or len(values) != len(targets):
             raise InvalidUserCode(f"loss {label_of(named)} {not_per_sample(values, len(targets))}")
@@ -93,6 +98,8 @@ each of them, as torch's losses do with reduction='none'
     """
     if not callable(loss):
         raise InvalidUserCode(f"loss = {loss!r}: give a function of outputs and targets, or a loss of torch.nn")
+    if isclass(loss):
+        raise InvalidUserCode(f"loss = {label_of(loss)} is a class: give an object of it, as {loss.__name__}()")
     if isinstance(loss, nn.Module):
         return OutputLoss(_of_module(loss), loss)
     if not _has_reduction(loss):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -33,6 +33,10 @@ DIGITS = {
     "labels": digest([str(digit) for digit in range(CLASSES)]),
     "preprocessing": digest({"scale": 1 / 255, "mean": MEAN, "deviation": DEVIATION, "shape": [784]}),
 }
+MEASURED = (  # columns of a history, which metrics must not replace
+    *("round", "accuracy", "loss", "votes", "skipped", "seconds"),
+    *(f"{unit}_{way}_per_client" for unit in ("scalars", "bytes") for way in ("up", "down")),
+)
 TRIAL = 4  # samples that a new model is tried out on
 ALONE = RLock()  # torch's generators belong to the whole process
 
@@ -70,9 +74,20 @@ class Task:
             raise InvalidUserCode(
                 f"build = {type(self.build).__name__}: give a function of the seed that returns a new model"
             )
-        for name, given in {"losses": self.losses, **self.metrics}.items():
-            if not callable(given):
-                raise InvalidUserCode(f"{name} = {given!r}: give a function")
+        if not callable(self.losses):
+            raise InvalidUserCode(f"losses = {self.losses!r}: give a function")
+        _check_metrics(self.metrics)
+
+
+def _check_metrics(metrics: Any) -> None:
+    """Refuse metrics that are not functions by name, or that are called as what is measured anyway."""
+    if not isinstance(metrics, Mapping):
+        raise InvalidUserCode(f"metrics = {metrics!r}: give functions by name, as {{'f1': f1}}")
+    for name, given in cast("Mapping[Any, Any]", metrics).items():
+        if not isinstance(name, str) or name in MEASURED or name.startswith("validation_"):
+            raise InvalidUserCode(f"metric {name!r}: give it a text as another name; {', '.join(MEASURED)} are taken")
+        if not callable(given):
+            raise InvalidUserCode(f"{name} = {given!r}: give a function")
 
 
 def build_model(task: Task, seed: int) -> nn.Module:
@@ -117,7 +132,8 @@ def _try_out(task: Task, model: nn.Module) -> None:
     given = f" (on inputs of shape {tuple(inputs.shape)}, {inputs.dtype})"
     with torch.no_grad():
         with calling("model", model, given):
-            outputs = model(inputs)
+            outputs, again = model(inputs), model(inputs)
+        _check_repeatable(model, outputs, again)
         losses = task.losses
         if isinstance(losses, OutputLoss):
             _check_outputs(task.dataset, model, outputs, targets)
@@ -130,6 +146,17 @@ def _try_out(task: Task, model: nn.Module) -> None:
         raise InvalidUserCode(f"losses {label_of(losses)} {not_per_sample(values, len(targets))}")
 
 
+def _check_repeatable(model: nn.Module, outputs: Any, again: Any) -> None:
+    """Refuse a model that gives other outputs each time: what it changes along a direction cannot be measured."""
+    if not isinstance(outputs, torch.Tensor) or outputs.shape != again.shape:
+        return
+    if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise InvalidUserCode(
+            f"model {label_of(model)} gives other outputs each time for the same inputs: it must not draw at random in "
+            "evaluation mode, as torch.nn.Dropout does not"
+        )
+
+
 def _check_outputs(dataset: Dataset, model: nn.Module, outputs: Any, targets: torch.Tensor) -> None:
     """Refuse outputs that are not a score for each class."""
     if dataset.classes is None:
@@ -140,8 +167,19 @@ def _check_outputs(dataset: Dataset, model: nn.Module, outputs: Any, targets: to
     if not fits or (shape[0], *shape[2:]) != (wanted[0], *wanted[2:]) or shape[1] < wanted[1]:
         raise InvalidUserCode(
             f"model {label_of(model)} gave outputs of shape {shape} for {len(targets)} samples of {dataset.classes} "
-            f"classes: it must give shape {wanted}, a score for each class"
+            f"classes: it must give shape {wanted}, a score for each class{_other_targets(dataset, shape, targets)}"
         )
+
+
+def _other_targets(dataset: Dataset, shape: Any, targets: torch.Tensor) -> str:
+    """Return what targets would fit the outputs better, to be put at the end of an error."""
+    if len(shape) == 2 and targets.shape[1:] == (1,):
+        return "; or give targets of shape [samples], as targets.squeeze(1)"
+    if len(shape) == 2 and targets.shape == shape and dataset.classes == 2:
+        return "; or give the number of the class in place of zeros and a one, as targets.argmax(1)"
+    if shape in ((len(targets),), (len(targets), 1)) and dataset.classes == 2:
+        return "; or compare one output with targets of 0.0 and 1.0, by loss=torch.nn.BCEWithLogitsLoss()"
+    return ""
 
 
 def _check_broadcast(losses: OutputLoss, outputs: Any, targets: torch.Tensor) -> None:
