@@ -1,4 +1,4 @@
-"""Several runs of one shape, played in step: what all their clients measure is one batch on the device."""
+"""Several runs of one shape, played in step: the measurements of all their clients are one batch on the device."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ ALONE = ("seed", "rule", "byzantine")  # of the agreement, runs that are played 
 
 
 def shape_of(config: RunConfig) -> str | None:
-    """What runs must share to be played together, as text; None for one that can only be played alone.
+    """Return what runs must share to be played together, as text; None for a run that can only be played alone.
 
     >>> shape_of(RunConfig(seed=1, attack="foe")) == shape_of(RunConfig(seed=2, rule="krum"))
     True
@@ -35,7 +35,7 @@ def shape_of(config: RunConfig) -> str | None:
 
 
 class Ensemble:
-    """Simulations that share a shape, and a task; `play()` them round by round.
+    """Simulations of one shape and one task that `play()` plays together, round by round.
 
     >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
     >>> ensemble = Ensemble([RunConfig(seed=seed, **small) for seed in (1, 2, 3)])
@@ -80,7 +80,7 @@ class Ensemble:
             simulation.parameters.settle()
 
     def _with_lies(self, t: int, present: Indices, votes: Any) -> Any:
-        """Return what is sent in all runs, [runs, rows, present, width]; attacks that are searched for, at once."""
+        """Return what is sent in all runs, [runs, rows, present, width]; runs share one search where they can."""
         sent = namespace(votes).asarray(votes, copy=True)
         for runs in self._grouped(lambda s: (s.config.attack, s.config.rule, s.config.byzantine)):
             first = self.simulations[runs[0]]
@@ -95,7 +95,7 @@ class Ensemble:
         return sent
 
     def _aggregates(self, sent: Any) -> list[Any]:
-        """Return what the rule of each run makes of its votes; None where a run must be decided by itself."""
+        """Return the aggregate of each run; None for a run that must aggregate by itself."""
         found: list[Any] = [None] * len(sent)
         if not admissible(sent).all():
             return found
@@ -107,7 +107,7 @@ class Ensemble:
         return found
 
     def _grouped(self, key: Callable[[Simulation], Any]) -> list[list[int]]:
-        """The numbers of the runs that have the same key."""
+        """Return the numbers of the runs, grouped by a key."""
         groups: dict[Any, list[int]] = {}
         for number, simulation in enumerate(self.simulations):
             groups.setdefault(key(simulation), []).append(number)

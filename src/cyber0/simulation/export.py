@@ -29,7 +29,7 @@ __all__ = ["Record", "from_folder", "recorded", "renamed"]
 
 
 class Record:
-    """What a run's export is made of; begun before its first round, since the initial weights are part of it.
+    """A run as it is played, to be exported; made before the first round, since the initial weights are part of it.
 
     >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
     >>> record = Record(simulation)
@@ -47,16 +47,16 @@ class Record:
         self._scalars: list[bytes] = []
 
     def add(self, played: Round) -> None:
-        """Take note of a round."""
+        """Add a round."""
         nothing = np.zeros((self.identity.plan.rows, self.identity.plan.directions), dtype=np.float32)
         self._scalars.append(to_wire(nothing if played.aggregate is None else played.aggregate))
 
     def add_all(self, aggregates: NDArray[np.float32]) -> None:
-        """Take note of rounds that were played before, [rounds, rows, directions], as a run's folder has them."""
+        """Add rounds that were played before, [rounds, rows, directions], as a run's folder has them."""
         self._scalars.append(_changes(aggregates))
 
     def history(self) -> History:
-        """The rounds so far, and the fingerprint they lead to."""
+        """Return the rounds so far, and the fingerprint of the model they lead to."""
         run = History(self.identity, b"".join(self._scalars))
         self.simulation.parameters.settle()
         return _sealed(run, self.simulation.parameters.fingerprint())
@@ -68,15 +68,21 @@ def recorded(
     task: Task | None = None,
     folder: RunFolder | None = None,
 ) -> list[tuple[list[Line], History | None]]:
-    """Play runs of one shape as one batch; of each, its evaluations and its summary, and the run itself.
+    """Play runs of one shape as one batch, and return for each its evaluations with its summary last, and its export.
 
-    That is None for FedAvg's, which sends weights. `watch` gets the number of each round. A single run may have a
-    `folder`: it goes on from there, or anew where what is there is damaged.
+    The export of a FedAvg run, which sends weights, is None.
+
+    Args:
+        configs: The runs.
+        watch: A function that is called with the number of each round after it is played.
+        task: What is trained, instead of the task that the configurations name.
+        folder: Where a single run is kept: it goes on from there, or begins anew if the folder is damaged.
 
     >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
     >>> [(lines, history)] = recorded([RunConfig(**small)])
     >>> lines[-1]["model_fingerprint"] == f"{history.seal.fingerprint:016x}"
     True
+
     """
     ensemble = Ensemble(configs, task)
     try:
@@ -98,7 +104,7 @@ def recorded(
 
 
 def _begin(runs: list[Simulation], folder: RunFolder | None) -> tuple[list[MetricsLog], list[Record | None]]:
-    """What is kept of runs as they are played, with all that was played before."""
+    """Return the metrics log and the record of each run, with all that was played before."""
     records = [Record(run) if run.config.algorithm == "cyber0" else None for run in runs]
     logs = [MetricsLog(run, folder, share=1 / len(runs)) for run in runs]
     if folder is not None and (record := records[0]) is not None:
@@ -138,7 +144,7 @@ def from_folder(path: Path, data: str | None = None, model: str | None = None, t
 
 
 def renamed(run: History, model: str | None) -> History:
-    """The same run of a model by another name, which is part of its identity.
+    """Return the same run under another name of its model, which is part of the identity.
 
     >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
     >>> renamed(Record(simulation).history(), "roberta-large").identity.agreement.model
@@ -159,7 +165,7 @@ def _identity(config: RunConfig, initial: Participant) -> Identity:
 
 
 def _changes(aggregates: NDArray[np.float32]) -> bytes:
-    """Rounds [rounds, rows, directions] as they travel; zeros where too few voted."""
+    """Return rounds [rounds, rows, directions] as bytes, with zeros where too few voted."""
     voted = np.isfinite(aggregates).all(axis=(1, 2), keepdims=True)
     return to_wire(np.where(voted, aggregates, 0))
 

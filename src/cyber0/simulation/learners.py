@@ -48,7 +48,7 @@ class Learner(Protocol):
     def __init__(self, task: Task, worlds: Sequence[World]) -> None: ...
 
     def votes(self, t: int, present: Indices) -> Tensor:
-        """What each present client would honestly send: [worlds, rows, clients, width]."""
+        """Return what each present client would honestly send: [worlds, rows, clients, width]."""
         ...
 
     @staticmethod
@@ -65,7 +65,7 @@ class Batched:
         self.rows, self.width = self.plan.rows, self.plan.directions
 
     def votes(self, t: int, present: Indices) -> Tensor:
-        """Alg. 1, lines 3 to 11, for all clients together."""
+        """Return the votes of all clients together (Alg. 1, lines 3 to 11)."""
         plan, update, weights = self.plan, None, _weights(self.worlds)
         steps: list[Tensor] = []
         for epoch in range(plan.local_epochs):
@@ -86,7 +86,7 @@ class Batched:
 
     @staticmethod
     def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
-        """Alg. 1, lines 13 and 14."""
+        """Move the global model by the aggregate (Alg. 1, lines 13 and 14)."""
         world.parameters.apply(world.plan.commit(t, aggregate))
 
     def _directions(self, t: int, epoch: int) -> Tensor:
@@ -114,7 +114,7 @@ class Sequential:
         ]
 
     def votes(self, t: int, present: Indices) -> Tensor:
-        """Alg. 1, lines 3 to 11, for each client."""
+        """Return the votes of one client after the other (Alg. 1, lines 3 to 11)."""
         votes = [np.stack([clients[client].vote(t) for client in map(int, present)], 1) for clients in self._clients]
         return torch.from_numpy(np.stack(votes))  # pyright: ignore[reportUnknownMemberType]
 
@@ -134,12 +134,12 @@ class Layered:
         self._ahead: dict[int, tuple[int, Batch]] = {}
 
     def votes(self, t: int, present: Indices) -> Tensor:
-        """Alg. 1, lines 3 to 11, for all clients together."""
+        """Return the votes of all clients together (Alg. 1, lines 3 to 11)."""
         return torch.stack([self._votes(world, walk, t, present) for world, walk in self._worlds])
 
     @staticmethod
     def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
-        """Alg. 1, lines 13 and 14, together with the next walk."""
+        """Move the global model by the aggregate (Alg. 1, lines 13 and 14), during the next walk."""
         world.parameters.defer(world.plan.commit(t, aggregate))
 
     def _votes(self, world: World, walk: Walk, t: int, present: Indices) -> Tensor:
@@ -149,8 +149,8 @@ class Layered:
             self._ahead[id(world)] = t + 1, _batch(world, walk, t + 1, present)  # while the device is busy
         for epoch in range(1, plan.local_epochs):
             x, y = batches(t, epoch, present)
-            told = [step.cpu().numpy() for step in steps]
-            drifts = [_drift(plan, t, [step[client] for step in told]) for client in range(len(present))]
+            sent = [step.cpu().numpy() for step in steps]
+            drifts = [_drift(plan, t, [step[client] for step in sent]) for client in range(len(present))]
             each = [
                 self._step(world, walk, t, epoch, walk.batch(x[client : client + 1], y[client : client + 1]), drift)
                 for client, drift in enumerate(drifts)
@@ -165,13 +165,13 @@ class Layered:
         return plan.message(steps, project)
 
     def _first(self, world: World, walk: Walk, t: int, present: Indices) -> Batch:
-        """The batch of a round's first step, which may have been made before."""
+        """Return the batch of a round's first step, which may have been made during the round before."""
         number, batch = self._ahead.pop(id(world), (-1, None))
         known = batch is not None and number == t and batch.clients == len(present)
         return batch if known and batch is not None else _batch(world, walk, t, present)
 
     def _step(self, world: World, walk: Walk, t: int, epoch: int, batch: Batch, drift: Any = None) -> Tensor:
-        """The scalars of one local step of some clients that share a model: [clients, directions]."""
+        """Return the scalars of one local step of some clients that share a model: [clients, directions]."""
         plan = world.plan
         keys = plan.keys(t, plan.epoch(epoch))
         slopes = torch.stack([walk.along(batch, key, plan.mu, plan.family, drift) for key in keys], dim=1)
@@ -179,7 +179,7 @@ class Layered:
 
 
 def _batch(world: World, walk: Walk, t: int, present: Indices) -> Batch:
-    """What clients measure on in the first step of a round."""
+    """Return the batch of all clients for the first step of a round."""
     population = world.population
     return walk.batch(*population.batches(t, 0, present), population.sizes(t, 0, present))
 
@@ -190,7 +190,7 @@ def _walk(task: Task, world: World) -> Walk:
 
 
 def _drift(plan: Plan, t: int, steps: list[NDArray[np.float32]]) -> tuple[list[Any], NDArray[np.float32]]:
-    """Along which directions a client has moved in its steps so far, and how far."""
+    """Return the directions along which a client has moved in its steps so far, and how far along each."""
     commits = [plan.step(t, epoch, scalars) for epoch, scalars in enumerate(steps)]
     return [key for commit in commits for key in commit.keys], np.concatenate([c.coefficients for c in commits])
 
@@ -211,7 +211,7 @@ class FedAvg:
         self.rows, self.width = 1, self.parameters.size
 
     def votes(self, t: int, present: Indices) -> Tensor:
-        """How each client's local model differs from the global one in the end: [worlds, 1, clients, d]."""
+        """Return how each client's local model differs from the global one after its steps: [worlds, 1, clients, d]."""
         weights, rate = _weights(self.worlds), self.plan.rate(t)
         change = derivatives(self.task, self.parameters, weights, None, *_batches(self.worlds, t, 0, present)) * -rate
         for epoch in range(1, self.plan.local_epochs):
@@ -228,12 +228,12 @@ class FedAvg:
 
 
 def _weights(worlds: Sequence[World]) -> Tensor:
-    """The global models, [worlds, d]."""
+    """Return the weights of the global models, [worlds, d]."""
     return torch.stack([torch.cat([flat.detach() for _, flat in world.parameters]) for world in worlds])
 
 
 def _batches(worlds: Sequence[World], t: int, epoch: int, present: Indices) -> tuple[Tensor, Tensor]:
-    """The batches of one local step: inputs [worlds, clients, batch, ...] and labels [worlds, clients, batch]."""
+    """Return the batches of one local step: inputs [worlds, clients, batch, ...], labels [worlds, clients, batch]."""
     parts = [world.population.batches(t, epoch, present) for world in worlds]
     if len(parts) == 1:
         return parts[0][0][None], parts[0][1][None]

@@ -22,7 +22,7 @@ AHEAD, SAMPLES = 32, 2**20  # rounds whose batches are drawn in one call, and ho
 
 @lru_cache(maxsize=1)  # runs that are played together share them
 def on_device(dataset: Dataset, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The inputs to train on, and the inputs and labels to test on, in the memory of a device."""
+    """Return the inputs to train on, and the inputs and labels to test on, in the memory of a device."""
     parts = dataset.train_inputs, dataset.test_inputs, dataset.test_labels
     inputs, test_inputs, test_labels = (torch.as_tensor(part).to(device) for part in parts)
     return inputs, test_inputs, test_labels
@@ -61,20 +61,20 @@ class Population:
 
     @property
     def clients(self) -> int:
-        """How many there are."""
+        """The number of clients."""
         return len(self.shares)
 
     def liars(self, present: Indices) -> Indices:
-        """The rows of `present` that are Byzantine."""
+        """Return which rows of `present` are Byzantine clients."""
         return np.flatnonzero(present >= self.clients - self.byzantine)
 
     def batches(self, t: int, epoch: int, present: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batches of one local step: inputs [clients, batch, ...] and labels [clients, batch]."""
+        """Return the batches of one local step: inputs [clients, batch, ...] and labels [clients, batch]."""
         chosen = upload(self._indices(t)[epoch, present], self.device)
         return self.inputs[chosen], self.labels[chosen]
 
     def sizes(self, t: int, epoch: int, present: Indices) -> NDArray[np.int64] | None:
-        """Return how much of each of those samples counts, [clients, batch]; None where all of it does."""
+        """Return the length of each sample of those batches, [clients, batch]; None where all of a row counts."""
         if self.dataset.lengths is None:
             return None
         if self._sizes is None:
@@ -82,7 +82,7 @@ class Population:
         return self._sizes[self._indices(t)[epoch, present]]
 
     def _indices(self, t: int) -> Indices:
-        """The samples of round t, [local epochs, clients, batch]: `batch_indices` of each client."""
+        """Return the samples of round t, [local epochs, clients, batch]: `batch_indices` of each client."""
         if t not in self._drawn:
             ahead = max(1, min(AHEAD, SAMPLES // (self.local_epochs * self.clients * self.batch)))
             rounds, epochs = np.arange(t, t + ahead), np.arange(self.local_epochs)

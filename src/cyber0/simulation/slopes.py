@@ -31,7 +31,7 @@ def slopes(
     y: Tensor,
     z: Tensor,
 ) -> Tensor:
-    """The derivative (mu = 0) or central difference of each client's mean loss along each direction: [S, n, R]."""
+    """Return the derivative (mu = 0) or central difference of each client's loss along each direction: [S, n, R]."""
     if mu == 0:
         return derivatives(task, parameters, weights, offsets, x, y) @ z.mT
     step = float(torch.tensor(mu, dtype=torch.float32))
@@ -64,7 +64,10 @@ def _logistic(
     y: Tensor,
     z: Tensor,
 ) -> Tensor:
-    """F(w + step z) - F(w - step z) of logistic regression, [S, n, B, R]: logits are linear, so one product does."""
+    """Return F(w + step z) - F(w - step z) of logistic regression, [S, n, B, R].
+
+    Logits are linear in the weights, so one product serves both.
+    """
     del task
     model: Any = parameters.module
     (runs, n, size), (outputs, inputs), count = y.shape, model.weight.shape, z.shape[1]
@@ -91,7 +94,7 @@ def _any_model(
     y: Tensor,
     z: Tensor,
 ) -> Tensor:
-    """The same for any model, by vmap over models: losses at w + offset + step z, less those at w + offset - step z."""
+    """Return the same for any model, by vmap over models: F(w + offset + step z) - F(w + offset - step z)."""
     both = torch.cat([weights[:, None] + step * z, weights[:, None] - step * z], dim=1)
     (runs, n, size), count = y.shape[:3], z.shape[1]
     # torch's elementwise losses fail under two vmaps unless their targets are batched as their outputs are
@@ -116,7 +119,7 @@ def _repeated(values: Tensor, axis: int, count: int) -> Tensor:
 def derivatives(
     task: Task, parameters: Parameters, weights: Tensor, offsets: Tensor | None, x: Tensor, y: Tensor
 ) -> Tensor:
-    """The gradient of each client's mean loss at its local model, [S, n, d]."""
+    """Return the gradient of each client's mean loss at its local model, [S, n, d]."""
     losses = _losses_of(task, parameters)
 
     def loss(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -127,7 +130,7 @@ def derivatives(
 
 
 def _losses_of(task: Task, parameters: Parameters) -> Any:
-    """The losses of samples as a function of the flat weights [d] too."""
+    """Return a function of flat weights [d], inputs and labels that returns the loss of each sample."""
     module: Any = parameters.module
 
     def losses(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
