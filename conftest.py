@@ -30,8 +30,8 @@ pytest_collect_file = Sybil(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers more than cores, for there are tests that wait; the longest one waits about as long as eight work."""
-    return min(cores(), 8) + 2
+    """One worker more than cores, for there are tests that wait; the longest one waits about as long as eight work."""
+    return min(cores(), 8) + 1
 
 
 collect_ignore: list[str] = []
