@@ -7,19 +7,18 @@ from typing import Any, Literal, cast
 import numpy as np
 from torch import nn
 
-from cyber0.aggregation import Rule, get_rule
-from cyber0.attacks import Attack, AttackRun
+from cyber0.aggregation import Rule
+from cyber0.attacks import Attack
 from cyber0.callbacks import Callback
 from cyber0.config import RunConfig
 from cyber0.directions.key import Family
 from cyber0.errors import InvalidConfig
 from cyber0.plan import Scheme
-from cyber0.registry import name_of
 from cyber0.simulation.metrics import Keep
 from cyber0.simulation.result import Result
 from cyber0.simulation.run import run
 from cyber0.tasks.convert import task_of
-from cyber0.tasks.partition import PARTITIONS, Partition
+from cyber0.tasks.partition import Partition
 from cyber0.user_code import label_of
 
 __all__ = ["simulate"]
@@ -118,9 +117,9 @@ def simulate(
         "task": f"{getattr(model, '__module__', '__main__')}:{label_of(model).rpartition('.')[2]}",
         "clients": clients,
         "byzantine": clients // 4 if byzantine is None else byzantine,
-        "rule": rule if isinstance(rule, str) else get_rule(rule).name,
-        "attack": attack if isinstance(attack, str) else AttackRun(attack, seed=0, knows="model").name,
-        "partition": partition if isinstance(partition, str | None) else name_of(partition, PARTITIONS),
+        "rule": rule if isinstance(rule, str) else None,
+        "attack": attack if isinstance(attack, str) else None,
+        "partition": partition if isinstance(partition, str) else None,
         "alpha": alpha,
         "knows": knows,
         "rounds": rounds,

@@ -478,3 +478,13 @@ def test_a_schedule_is_part_of_the_model_that_is_rebuilt(tmp_path):
         zeros = Simulation(config).parameters
         assert f"{rebuild(ledger, as_numpy(zeros)):016x}" == result.fingerprint
     assert result.fingerprint != cyber0.run(config.updated(schedule="constant", horizon=None)).fingerprint
+
+
+def test_a_partition_of_ones_own_is_not_given_the_default_of_another():
+    def halves(labels, clients, seed):
+        return np.array_split(np.arange(len(labels)), clients)
+
+    config = cyber0.RunConfig(source="embedded", clients=6, byzantine=1, directions=4, rounds=2)
+    result = cyber0.run(config, partition=halves)
+    assert result.config.alpha is None
+    assert result.config.partition.endswith("halves")

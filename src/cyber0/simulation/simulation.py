@@ -116,8 +116,7 @@ class Simulation:
             return Round(t, present, **facts)
         if aggregate is None:
             admitted = sent if counted.all() else sent[:, counted]
-            rule = aggregation.with_memory(self.rule, self.memory)
-            aggregate = decide(rule, admitted, self.config.byzantine)  # line 12
+            aggregate = decide(self.rule, admitted, self.config.byzantine, self.memory)  # line 12
         try:
             self.learner.advance(self.world, t, aggregate)  # lines 13 and 14
         except InvalidCommit:  # so large that no model can take it
