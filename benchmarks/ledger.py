@@ -132,7 +132,7 @@ def _whole(clients: int, directions: int, keep_votes: bool) -> Row:
                 "directions": directions,
                 "votes kept": keep_votes,
                 "ledger, MB": path.stat().st_size / 1e6,
-                "export, MB": len(export.to_bytes(export.history(ledger))) / 1e6,
+                "export, MB": len(export.to_bytes(export.exported_run(ledger))) / 1e6,
                 "verify, s": spent(lambda: verify(ledger)),
                 "replay (d = 7850, sphere), s": spent(lambda: rebuild(ledger, weights)),
             }

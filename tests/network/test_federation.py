@@ -26,7 +26,7 @@ from cyber0.network.stream import METHOD, Outbox, client_options
 from cyber0.network.stub_model import StubModel
 from cyber0.participant import load_task
 from cyber0.protocol.codec import decode_from_federator, encode
-from cyber0.protocol.ledger import History, Memory
+from cyber0.protocol.ledger import ExportedRun, Memory
 from cyber0.protocol.messages import (
     Ask,
     Bye,
@@ -224,7 +224,9 @@ def test_one_client_cannot_take_all_streams():
 def test_who_does_not_read_keeps_nobody_out():
     config, model = recipe(rounds=100_001), StubModel(4)
     settings, ledger = Settings.of(config), Memory()
-    ledger.adopt(History(settings.identity(model.manifest, model.base, model.layout), bytes(16 * 100_000), bytes(32)))
+    ledger.adopt(
+        ExportedRun(settings.identity(model.manifest, model.base, model.layout), bytes(16 * 100_000), bytes(32))
+    )
     federator = Federator(settings, ledger, peer_name=lambda _: "client-0")
 
     async def run():

@@ -10,7 +10,7 @@ from cyber0.cli import app
 from cyber0.errors import InvalidExport, InvalidLedger
 from cyber0.protocol import export
 from cyber0.protocol.chain import Seal
-from cyber0.protocol.ledger import History, Memory
+from cyber0.protocol.ledger import ExportedRun, Memory
 from cyber0.protocol.sqlite import File
 
 RUN = identity()
@@ -31,7 +31,7 @@ def test_a_run_survives_its_export(rounds, cut, fingerprint):
     ledger = played(rounds)
     ledger.seal(Seal.of(ledger.head, fingerprint, b"signature" if cut % 2 else None))
     cut = min(cut, rounds)
-    run = export.history(ledger, cut)
+    run = export.exported_run(ledger, cut)
     again = export.from_bytes(export.to_bytes(run))
     assert again == run
     assert again.head == ledger.head_at(cut)
@@ -39,17 +39,17 @@ def test_a_run_survives_its_export(rounds, cut, fingerprint):
 
 
 def test_scalars_that_compress_are_compressed():
-    zeros = History(RUN, bytes(12 * 1000))
+    zeros = ExportedRun(RUN, bytes(12 * 1000))
     assert len(export.to_bytes(zeros)) < 1500
     assert export.from_bytes(export.to_bytes(zeros)) == zeros
-    noise = export.history(played(100))
+    noise = export.exported_run(played(100))
     assert len(export.to_bytes(noise)) < 12 * 100 + 1500
 
 
 @given(st.data())
 def test_a_changed_byte_is_found(data):
     """Or it changes nothing: compression has more than one way to say the same."""
-    run = replace(export.history(played(4)), seal=None)
+    run = replace(export.exported_run(played(4)), seal=None)
     content = bytearray(export.to_bytes(run))
     place, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
     content[place] ^= 1 << bit
@@ -62,7 +62,7 @@ def test_a_changed_byte_is_found(data):
 
 @pytest.mark.parametrize("size", [0, 8, 11, 12, 20, 100, -1])
 def test_half_a_file_is_refused(size):
-    content = export.to_bytes(export.history(played(4)))
+    content = export.to_bytes(export.exported_run(played(4)))
     with pytest.raises(InvalidExport):
         export.from_bytes(content[:size])
     with pytest.raises(InvalidExport):
@@ -70,7 +70,7 @@ def test_half_a_file_is_refused(size):
 
 
 def test_another_version_is_refused():
-    content = bytearray(export.to_bytes(export.history(played(1))))
+    content = bytearray(export.to_bytes(export.exported_run(played(1))))
     content[8] = 2
     with pytest.raises(InvalidExport, match="version 2: this cyber0 knows version 1"):
         export.from_bytes(bytes(content))
@@ -78,7 +78,7 @@ def test_another_version_is_refused():
 
 def test_rounds_that_are_not_there():
     with pytest.raises(InvalidLedger, match="round 5: the ledger has 4 rounds"):
-        export.history(played(4), 5)
+        export.exported_run(played(4), 5)
 
 
 def test_export_and_import_by_command(tmp_path):

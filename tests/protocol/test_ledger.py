@@ -13,7 +13,7 @@ from tests.protocol.ledgers import decisions, fill, identity
 
 from cyber0.errors import InvalidLedger
 from cyber0.protocol.chain import Seal, advance, genesis
-from cyber0.protocol.export import history
+from cyber0.protocol.export import exported_run
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.records import Ballot
 from cyber0.protocol.sqlite import File
@@ -96,7 +96,7 @@ class TestEveryLedger:
     def test_a_run_without_its_votes_can_be_continued(self, ledger):
         run, whole = identity(), Memory()
         fill(whole, run, 10)
-        ledger.adopt(history(whole, 6))
+        ledger.adopt(exported_run(whole, 6))
         assert ledger.imported == 6
         for decision in list(decisions(run, 10))[6:]:
             ledger.append(decision)
@@ -106,7 +106,7 @@ class TestEveryLedger:
     def test_a_run_whose_votes_are_unknown_cannot_be_continued(self, ledger):
         run, whole = identity(), Memory()
         fill(whole, run, 3)
-        ledger.adopt(replace(history(whole), votes=None))
+        ledger.adopt(replace(exported_run(whole), votes=None))
         with pytest.raises(InvalidLedger, match="cannot be continued"):
             ledger.append(replace(next(decisions(run, 1)), round=3))
 

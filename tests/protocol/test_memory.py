@@ -91,7 +91,7 @@ def written(run, rounds, imported=0):
     for decision in played[:imported]:
         ledger.append(decision)
     if imported:
-        shared = export.history(ledger)
+        shared = export.exported_run(ledger)
         ledger = Memory()
         ledger.adopt(shared)
     for decision in played[imported:]:

@@ -244,7 +244,7 @@ def test_a_rule_of_ones_own_runs_only_where_it_may():
 
 
 def test_an_imported_run_is_checked_as_far_as_it_goes():
-    run = export.from_bytes(export.to_bytes(export.history(ledger_of(*decisions(RUN, 8)), 5)))
+    run = export.from_bytes(export.to_bytes(export.exported_run(ledger_of(*decisions(RUN, 8)), 5)))
     ledger = Memory()
     ledger.adopt(run)
     for decision in list(decisions(RUN, 8))[5:]:
@@ -282,7 +282,7 @@ def test_a_certificate_checks_what_its_key_signed(tmp_path, kind):
 
 def test_a_signature_travels_with_an_export(sound):
     with File(sound, read_only=True) as ledger:
-        run = export.from_bytes(export.to_bytes(export.history(ledger)))
+        run = export.from_bytes(export.to_bytes(export.exported_run(ledger)))
     memory = Memory()
     memory.adopt(run)
     assert verify(memory, signer=KEYS["ec"].public_key()).signed == ROUNDS

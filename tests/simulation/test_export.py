@@ -45,9 +45,9 @@ def replayed(file, base, out):
     return next(line.split()[1] for line in done.output.splitlines() if line.startswith("fingerprint"))
 
 
-def adopted(history):
+def adopted(shared):
     memory = Memory()
-    memory.adopt(history)
+    memory.adopt(shared)
     return memory
 
 
@@ -68,8 +68,8 @@ def tiny_texts(tmp_path):
 def test_a_run_is_rebuilt_from_its_export(tmp_path, scheme):
     config = RunConfig(**SMALL, attack="sf", scheme=scheme, local_epochs=2, seed=5)
     summary = run(config, tmp_path / "run").summary
-    history = exported(tmp_path / "run", tmp_path / "run.cyber0")
-    assert history.rounds == 6
+    shared = exported(tmp_path / "run", tmp_path / "run.cyber0")
+    assert shared.rounds == 6
     out = tmp_path / "model.safetensors"
     assert replayed(tmp_path / "run.cyber0", "task", out) == summary["model_fingerprint"]
     trained, again = (Weights.read(path) for path in (tmp_path / "run" / "model.safetensors", out))
@@ -80,8 +80,8 @@ def test_a_run_is_rebuilt_from_its_export(tmp_path, scheme):
 def test_rounds_that_changed_nothing_change_nothing_when_replayed(tmp_path):
     summary = run(RunConfig(**{**SMALL, "byzantine": 2, "rounds": 20}, dropout=0.2), tmp_path / "run").summary
     assert 0 < summary["skipped_rounds"] < 20
-    history = exported(tmp_path / "run", tmp_path / "run.cyber0")
-    rounds = np.frombuffer(history.scalars, dtype="<f4").reshape(20, -1)
+    shared = exported(tmp_path / "run", tmp_path / "run.cyber0")
+    rounds = np.frombuffer(shared.scalars, dtype="<f4").reshape(20, -1)
     assert (~rounds.any(axis=1)).sum() == summary["skipped_rounds"]
     assert replayed(tmp_path / "run.cyber0", "task", tmp_path / "out") == summary["model_fingerprint"]
 
@@ -140,8 +140,8 @@ def _bits(tensor):
 def test_runs_played_together_are_each_rebuilt():
     configs = [RunConfig(**SMALL, seed=seed, device="cpu") for seed in (0, 1)]
     task = make("mnist", None, "embedded")
-    for config, (lines, history) in zip(configs, recorded(configs), strict=True):
-        found = rebuild(adopted(history), Parameters.of(task.build(config.seed)))
+    for config, (lines, shared) in zip(configs, recorded(configs), strict=True):
+        found = rebuild(adopted(shared), Parameters.of(task.build(config.seed)))
         assert f"{found:016x}" == lines[-1]["model_fingerprint"]
 
 

@@ -56,7 +56,7 @@ def gone_on(job, unfinished):
 def essence(outcome):
     """All of an outcome but the time it took."""
     lines = [{**line, "seconds": 0} for line in outcome.lines]
-    return lines, outcome.error, None if outcome.history is None else to_bytes(outcome.history)
+    return lines, outcome.error, None if outcome.exported is None else to_bytes(outcome.exported)
 
 
 def lines_of(folder):

@@ -109,12 +109,12 @@ def export(
         if value is not None and not file.is_dir():
             raise InvalidConfig(f"{name} {value} is for the folder of a run, and {file} is none: leave it out")
     with _played(file, None if data is None else str(data), model) if file.is_dir() else open_ledger(file) as run:
-        history = exports.history(run, rounds)
-    size = exports.write(out, history)
+        exported = exports.exported_run(run, rounds)
+    size = exports.write(out, exported)
     console = Console()
-    line(console, "rounds", f"{history.rounds:,}")
-    line(console, "head", history.head.commit.hex())
-    line(console, "signed", "yes" if history.seal is not None and history.seal.signature else "no")
+    line(console, "rounds", f"{exported.rounds:,}")
+    line(console, "head", exported.head.commit.hex())
+    line(console, "signed", "yes" if exported.seal is not None and exported.seal.signature else "no")
     line(console, "written to", f"{out}, {size:,} bytes")
 
 
@@ -139,7 +139,7 @@ def import_(
         raise InvalidExport(f"{file} is not an exported run" if file.exists() else f"there is no file {file}")
     if out.exists():
         raise InvalidLedger(f"{out} exists: name a new file")
-    history = exports.read(file)
+    exported = exports.read(file)
     with File(out) as made:
-        made.adopt(history)
-    line(Console(), "written to", f"{out}: {history.rounds:,} rounds, without their votes")
+        made.adopt(exported)
+    line(Console(), "written to", f"{out}: {exported.rounds:,} rounds, without their votes")

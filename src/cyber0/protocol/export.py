@@ -21,16 +21,16 @@ from pathlib import Path
 from cyber0.errors import InvalidExport, InvalidIdentity, InvalidLedger
 from cyber0.protocol.chain import Seal
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import History, Ledger
+from cyber0.protocol.ledger import ExportedRun, Ledger
 
-__all__ = ["from_bytes", "history", "read", "to_bytes", "write"]
+__all__ = ["exported_run", "from_bytes", "read", "to_bytes", "write"]
 
 MAGIC, VERSION, COMPRESSED = b"\x89cyber0\n", 1, 1
 SECTIONS = 5
 LARGEST = 2**32  # bytes that a section may have when it is no longer compressed
 
 
-def history(ledger: Ledger, rounds: int | None = None) -> History:
+def exported_run(ledger: Ledger, rounds: int | None = None) -> ExportedRun:
     """Return the first rounds of a ledger (by default all) without their votes, with the last seal on them.
 
     >>> import numpy as np
@@ -42,7 +42,7 @@ def history(ledger: Ledger, rounds: int | None = None) -> History:
     >>> ledger = Memory()
     >>> ledger.found(Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros))
     >>> head = ledger.append(Decision(0, bytes(4), ()))
-    >>> from_bytes(to_bytes(history(ledger))).head == head
+    >>> from_bytes(to_bytes(exported_run(ledger))).head == head
     True
     """
     last = ledger.head.rounds
@@ -50,10 +50,10 @@ def history(ledger: Ledger, rounds: int | None = None) -> History:
         raise InvalidLedger(f"round {rounds}: the ledger has {last} rounds")
     head = ledger.head_at(last if rounds is None else rounds)
     seals = [seal for seal in ledger.seals if seal.rounds <= head.rounds]
-    return History(ledger.identity, ledger.commits(0, head.rounds), head.votes, seals[-1] if seals else None)
+    return ExportedRun(ledger.identity, ledger.commits(0, head.rounds), head.votes, seals[-1] if seals else None)
 
 
-def to_bytes(run: History) -> bytes:
+def to_bytes(run: ExportedRun) -> bytes:
     r"""Return the content of the file of a run.
 
     >>> import numpy as np
@@ -61,7 +61,7 @@ def to_bytes(run: History) -> bytes:
     >>> from cyber0.parameters import Parameters
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> identity = Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros)
-    >>> to_bytes(History(identity, scalars=bytes(4)))[:8]
+    >>> to_bytes(ExportedRun(identity, scalars=bytes(4)))[:8]
     b'\x89cyber0\n'
     """
     short = zlib.compress(run.scalars, 9)
@@ -79,7 +79,7 @@ def to_bytes(run: History) -> bytes:
     return b"".join(parts)
 
 
-def from_bytes(data: bytes) -> History:
+def from_bytes(data: bytes) -> ExportedRun:
     """Return the run in a file's content; content that does not match its own hash is refused.
 
     >>> from_bytes(b"something else")
@@ -90,7 +90,7 @@ def from_bytes(data: bytes) -> History:
     if len(commit) != 32 or len(votes) not in (0, 32):
         raise InvalidExport("the exported run is damaged: a hash does not have 32 bytes")
     try:
-        run = History(Identity.from_bytes(_decompressed(identity)), scalars, votes or None, _seal_from_bytes(seal))
+        run = ExportedRun(Identity.from_bytes(_decompressed(identity)), scalars, votes or None, _seal_from_bytes(seal))
     except InvalidIdentity as error:
         raise InvalidExport(f"the exported run is damaged: {error}") from None
     if len(scalars) % (4 * run.identity.plan.scalars) or run.head.commit != commit:
@@ -98,7 +98,7 @@ def from_bytes(data: bytes) -> History:
     return run
 
 
-def read(path: Path) -> History:
+def read(path: Path) -> ExportedRun:
     """Return the run in a file.
 
     >>> read(Path("no/such/run.cyber0"))
@@ -113,7 +113,7 @@ def read(path: Path) -> History:
         raise InvalidExport(f"{path}: {error}") from None
 
 
-def write(path: Path, run: History) -> int:
+def write(path: Path, run: ExportedRun) -> int:
     """Write a run to a file, completely or not at all, and return how many bytes it has.
 
     >>> import numpy as np
@@ -123,7 +123,7 @@ def write(path: Path, run: History) -> int:
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> identity = Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros)
     >>> path = Path(mkdtemp()) / "run.cyber0"
-    >>> write(path, History(identity, scalars=bytes(4))) == path.stat().st_size
+    >>> write(path, ExportedRun(identity, scalars=bytes(4))) == path.stat().st_size
     True
     """
     data = to_bytes(run)

@@ -13,7 +13,7 @@ from cyber0.protocol.chain import Head, Seal, advance, commit_hashes, genesis
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.records import Ballot, Decision
 
-__all__ = ["History", "Ledger", "Memory", "Written"]
+__all__ = ["ExportedRun", "Ledger", "Memory", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ExportedRun:
     """A run without its votes: all that is needed to rebuild its model, or to continue it.
 
     `scalars` are those of all rounds, one after another; `votes` is the last hash of the votes' chain, if it is known.
@@ -36,8 +36,8 @@ class History:
     >>> from cyber0.parameters import Parameters
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> identity = Identity.of(Agreement(clients=1, byzantine=0, directions=2), ["ann"], zeros)
-    >>> history = History(identity, scalars=bytes(3 * 8))
-    >>> history.rounds, history.head.rounds
+    >>> run = ExportedRun(identity, scalars=bytes(3 * 8))
+    >>> run.rounds, run.head.rounds
     (3, 3)
     """
 
@@ -89,7 +89,7 @@ class Ledger(Protocol):
         """Begin a run; a ledger holds one run."""
         ...
 
-    def adopt(self, history: History) -> None:
+    def adopt(self, run: ExportedRun) -> None:
         """Begin with a run that has been played elsewhere, without its votes."""
         ...
 
@@ -199,13 +199,13 @@ class Memory:
             raise InvalidLedger("the ledger holds a run already")
         self._identity = identity
 
-    def adopt(self, history: History) -> None:
+    def adopt(self, run: ExportedRun) -> None:
         """As in `Ledger`."""
-        self.found(history.identity)
-        self._written.extend(imported_rounds(history))
-        self._imported = history.rounds
-        if history.seal is not None:
-            self._seals[history.seal.rounds] = history.seal
+        self.found(run.identity)
+        self._written.extend(imported_rounds(run))
+        self._imported = run.rounds
+        if run.seal is not None:
+            self._seals[run.seal.rounds] = run.seal
 
     def append(self, decision: Decision) -> Head:
         """As in `Ledger`."""
@@ -259,9 +259,9 @@ class Memory:
         self.close()
 
 
-def imported_rounds(history: History) -> Iterator[Written]:
-    """Yield the rounds of a history as a ledger writes them; only the last has a hash of the votes' chain."""
-    width, last = 4 * history.identity.plan.scalars, history.rounds - 1
-    for round, commit in enumerate(history.hashes):  # noqa: A001
-        decision = Decision(round, history.scalars[round * width : (round + 1) * width], ())
-        yield Written(decision, commit, history.votes if round == last else None)
+def imported_rounds(run: ExportedRun) -> Iterator[Written]:
+    """Yield the rounds of a run as a ledger writes them; only the last has a hash of the votes' chain."""
+    width, last = 4 * run.identity.plan.scalars, run.rounds - 1
+    for round, commit in enumerate(run.hashes):  # noqa: A001
+        decision = Decision(round, run.scalars[round * width : (round + 1) * width], ())
+        yield Written(decision, commit, run.votes if round == last else None)

@@ -12,7 +12,7 @@ from typing import Any, Self
 from cyber0.errors import InvalidLedger
 from cyber0.protocol.chain import Head, Seal, advance, genesis
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import History, Written, check_seal, imported_rounds, prepared
+from cyber0.protocol.ledger import ExportedRun, Written, check_seal, imported_rounds, prepared
 from cyber0.protocol.records import Ballot, Decision
 from cyber0.protocol.storage import connect, leave_wal, lock, sync_folder
 
@@ -120,13 +120,13 @@ class File:
 
     def found(self, identity: Identity) -> None:
         """As in `Ledger`."""
-        self._begin(History(identity, b"", identity.digest), imported=0)
+        self._begin(ExportedRun(identity, b"", identity.digest), imported=0)
 
-    def adopt(self, history: History) -> None:
+    def adopt(self, run: ExportedRun) -> None:
         """As in `Ledger`."""
-        self._begin(history, imported=history.rounds)
+        self._begin(run, imported=run.rounds)
 
-    def _begin(self, history: History, imported: int) -> None:
+    def _begin(self, run: ExportedRun, imported: int) -> None:
         if self.founded:
             raise InvalidLedger(f"{self.path} holds a run already")
         with self._writing():
@@ -134,11 +134,11 @@ class File:
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA application_id = {MAGIC}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            self._connection.execute("INSERT INTO run VALUES (0, ?, ?)", (history.identity.to_bytes(), imported))
-            for written in imported_rounds(history):
+            self._connection.execute("INSERT INTO run VALUES (0, ?, ?)", (run.identity.to_bytes(), imported))
+            for written in imported_rounds(run):
                 self._insert(written)
-            if history.seal is not None:
-                self._insert_seal(history.seal)
+            if run.seal is not None:
+                self._insert_seal(run.seal)
         sync_folder(self.path)
 
     def append(self, decision: Decision) -> Head:

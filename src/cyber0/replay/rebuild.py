@@ -12,7 +12,7 @@ from cyber0.config import Agreement, file_name
 from cyber0.errors import InvalidConfig, InvalidLedger, InvalidParameters
 from cyber0.extras import require
 from cyber0.parameters import Manifest, Parameters
-from cyber0.protocol.export import history, is_export, read
+from cyber0.protocol.export import exported_run, is_export, read
 from cyber0.protocol.identity import Identity, base_digest
 from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.sqlite import File
@@ -102,7 +102,7 @@ def rebuild(
     '0xaba0f08711114966'
     """
     there = _moved(parameters, device)
-    run = history(ledger, rounds)
+    run = exported_run(ledger, rounds)
     if run.head.commit != ledger.head_at(run.rounds).commit:
         raise InvalidLedger("the scalars of this ledger do not match its hash chain: cyber0 verify names the round")
     width = 4 * run.identity.plan.scalars

@@ -17,7 +17,7 @@ from cyber0.errors import InvalidConfig, InvalidExport
 from cyber0.participant import Participant, build_participant, load_task
 from cyber0.protocol.chain import Seal
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import History
+from cyber0.protocol.ledger import ExportedRun
 from cyber0.protocol.records import to_wire
 from cyber0.simulation.ensemble import Ensemble
 from cyber0.simulation.folder import Line, RunFolder
@@ -35,8 +35,8 @@ class Record:
     >>> record = Record(simulation)
     >>> for played in simulation.play():
     ...     record.add(played)
-    >>> history = record.history()
-    >>> history.rounds, history.seal.fingerprint == simulation.parameters.fingerprint()
+    >>> exported = record.exported()
+    >>> exported.rounds, exported.seal.fingerprint == simulation.parameters.fingerprint()
     (2, True)
     """
 
@@ -55,9 +55,9 @@ class Record:
         """Add rounds that were played before, [rounds, rows, directions], as a run's folder has them."""
         self._scalars.append(_changes(aggregates))
 
-    def history(self) -> History:
+    def exported(self) -> ExportedRun:
         """Return the rounds so far, and the fingerprint of the model they lead to."""
-        run = History(self.identity, b"".join(self._scalars))
+        run = ExportedRun(self.identity, b"".join(self._scalars))
         self.simulation.parameters.settle()
         return _sealed(run, self.simulation.parameters.fingerprint())
 
@@ -67,7 +67,7 @@ def recorded(
     watch: Callable[[int], None] | None = None,
     task: Task | None = None,
     folder: RunFolder | None = None,
-) -> list[tuple[list[Line], History | None]]:
+) -> list[tuple[list[Line], ExportedRun | None]]:
     """Play runs of one shape as one batch, and return for each its evaluations with its summary last, and its export.
 
     The export of a FedAvg run, which sends weights, is None.
@@ -79,8 +79,8 @@ def recorded(
         folder: Where a single run is kept: it goes on from there, or begins anew if the folder is damaged.
 
     >>> small = {"source": "embedded", "clients": 5, "byzantine": 1, "directions": 4, "rounds": 2}
-    >>> [(lines, history)] = recorded([RunConfig(**small)])
-    >>> lines[-1]["model_fingerprint"] == f"{history.seal.fingerprint:016x}"
+    >>> [(lines, exported)] = recorded([RunConfig(**small)])
+    >>> lines[-1]["model_fingerprint"] == f"{exported.seal.fingerprint:016x}"
     True
 
     """
@@ -100,7 +100,7 @@ def recorded(
         if watch is not None:
             watch(number)
     ended = zip(logs, records, strict=True)
-    return [([*kept.lines, kept.summary()], None if record is None else record.history()) for kept, record in ended]
+    return [([*kept.lines, kept.summary()], None if record is None else record.exported()) for kept, record in ended]
 
 
 def _begin(runs: list[Simulation], folder: RunFolder | None) -> tuple[list[MetricsLog], list[Record | None]]:
@@ -112,7 +112,7 @@ def _begin(runs: list[Simulation], folder: RunFolder | None) -> tuple[list[Metri
     return logs, records
 
 
-def from_folder(path: Path, data: str | None = None, model: str | None = None, task: Task | None = None) -> History:
+def from_folder(path: Path, data: str | None = None, model: str | None = None, task: Task | None = None) -> ExportedRun:
     """Return the run in a folder, up to its last evaluation; `data` and `model` say where they are now, if elsewhere.
 
     The initial weights are built anew, since the folder has only their fingerprint.
@@ -140,18 +140,18 @@ def from_folder(path: Path, data: str | None = None, model: str | None = None, t
     scalars = _changes(folder.aggregates(identity.plan.rows, identity.plan.directions))
     summary = folder.summary
     ended = summary is not None and summary["rounds"] == last
-    return _sealed(History(identity, scalars), int(summary["model_fingerprint"], 16) if ended and summary else None)
+    return _sealed(ExportedRun(identity, scalars), int(summary["model_fingerprint"], 16) if ended and summary else None)
 
 
-def renamed(run: History, model: str | None) -> History:
+def renamed(run: ExportedRun, model: str | None) -> ExportedRun:
     """Return the same run under another name of its model, which is part of the identity.
 
     >>> simulation = Simulation(RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2))
-    >>> renamed(Record(simulation).history(), "roberta-large").identity.agreement.model
+    >>> renamed(Record(simulation).exported(), "roberta-large").identity.agreement.model
     'roberta-large'
     """
     agreement = run.identity.agreement.updated(model=model)
-    again = History(replace(run.identity, agreement=agreement, written=None), run.scalars)
+    again = ExportedRun(replace(run.identity, agreement=agreement, written=None), run.scalars)
     return _sealed(again, None if run.seal is None else run.seal.fingerprint)
 
 
@@ -170,5 +170,5 @@ def _changes(aggregates: NDArray[np.float32]) -> bytes:
     return to_wire(np.where(voted, aggregates, 0))
 
 
-def _sealed(run: History, fingerprint: int | None) -> History:
+def _sealed(run: ExportedRun, fingerprint: int | None) -> ExportedRun:
     return run if fingerprint is None else replace(run, seal=Seal.of(run.head, fingerprint))

@@ -9,7 +9,7 @@ from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidExport
 from cyber0.extras import require
 from cyber0.protocol import export
-from cyber0.protocol.ledger import History as ExportedRun
+from cyber0.protocol.ledger import ExportedRun
 from cyber0.simulation.history import History
 
 __all__ = ["Result"]

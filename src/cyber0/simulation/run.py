@@ -81,7 +81,7 @@ def run(
         if folder is not None:
             folder.finish(summary, {k: v.detach().cpu() for k, v in simulation.parameters.tensors.items()})
     parts: dict[str, Any] = {"model": lambda: simulation.parameters.module}
-    parts["exported"] = None if record is None else record.history
+    parts["exported"] = None if record is None else record.exported
     return Result(config, log.history(), summary, folder=path, **parts)
 
 

@@ -19,7 +19,7 @@ from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
 from cyber0.files import lock_folder, write_atomically
 from cyber0.protocol.export import write as write_export
-from cyber0.protocol.ledger import History
+from cyber0.protocol.ledger import ExportedRun
 from cyber0.study.recipe import Labels, Recipe
 from cyber0.study.results import Failure, Results
 from cyber0.study.work import Job, Outcome, jobs_of
@@ -89,8 +89,8 @@ class StudyFolder:
             kept = {"labels": job.labels, "seed": job.config.seed, "error": outcome.error}
             write_atomically(failed, json.dumps({**kept, "traceback": outcome.traceback}))
             return
-        if self.recipe.keep and outcome.history is not None:
-            self._export(job, outcome.history)
+        if self.recipe.keep and outcome.exported is not None:
+            self._export(job, outcome.exported)
         *lines, summary = (self._portable(line, job) for line in outcome.lines)
         kept = {"labels": job.labels, "config": self._config(job), "lines": lines, "summary": summary}
         write_atomically(self._file(job), json.dumps(kept, allow_nan=False))
@@ -125,11 +125,11 @@ class StudyFolder:
     def _forget(self, job: Job) -> None:
         rmtree(self.unfinished / job.name, ignore_errors=True)
 
-    def _export(self, job: Job, history: History) -> None:
+    def _export(self, job: Job, exported: ExportedRun) -> None:
         from cyber0.simulation.export import renamed
 
         (self.path / "exports").mkdir(exist_ok=True)
-        write_export(self.path / "exports" / f"{job.name}.cyber0", renamed(history, self._model(job)))
+        write_export(self.path / "exports" / f"{job.name}.cyber0", renamed(exported, self._model(job)))
 
     def _config(self, job: Job) -> dict[str, Any]:
         return {**_shared(job.config), "model": self._model(job)}

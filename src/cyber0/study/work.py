@@ -13,7 +13,7 @@ from typing import Any
 from cyber0.config import RunConfig
 from cyber0.errors import Cyber0Error, InputError, InvalidConfig
 from cyber0.extras import require
-from cyber0.protocol.ledger import History
+from cyber0.protocol.ledger import ExportedRun
 from cyber0.study.recipe import Labels, Recipe
 from cyber0.threads import cores
 
@@ -48,13 +48,13 @@ Batch = list[Job]
 class Outcome:
     """The outcome of a run: its evaluations and its summary in `lines`, or an error.
 
-    `history` is the run's history to export; it is None for FedAvg.
+    `exported` is the run as it can be exported; it is None for FedAvg.
     """
 
     job: Job
     lines: list[dict[str, Any]]
     error: str | None = None
-    history: History | None = None
+    exported: ExportedRun | None = None
     traceback: str = ""
 
 
@@ -155,7 +155,7 @@ def _play_batch(batch: Batch, watch: Callable[[int], None], unfinished: Path | N
             found = recorded([config], watch, task, folder)
     else:
         found = recorded([job.config for job in batch], watch, task)
-    return [Outcome(job, lines, history=history) for job, (lines, history) in zip(batch, found, strict=True)]
+    return [Outcome(job, lines, exported=exported) for job, (lines, exported) in zip(batch, found, strict=True)]
 
 
 @lru_cache(maxsize=1)  # a process plays many batches on the same data
