@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyber0.aggregation import RULES, get_rule
+from cyber0.aggregation import RULES, compose, get_rule, nnm
 from cyber0.errors import InvalidAggregation, InvalidConfig
 from cyber0.protocol.admission import Votes, admit, differing, readmit, set_apart
 from cyber0.protocol.decide import decide, quorum
@@ -125,3 +125,26 @@ def test_memory_layout_does_not_change_a_bit(seed):
     votes = np.random.default_rng(seed).normal(size=(3, 5, 4)).astype(np.float32)
     other = np.asfortranarray(votes)
     assert decide(get_rule("mean"), votes, 0).tobytes() == decide(get_rule("mean"), other, 0).tobytes()
+
+
+def test_a_rule_that_gives_other_results_for_the_same_votes_is_refused():
+    def anyones(vectors, _):
+        return vectors[..., np.random.randint(vectors.shape[-2]), :]  # noqa: NPY002
+
+    def noisy(vectors, _):
+        return vectors.mean(axis=-2) + np.random.standard_normal()  # noqa: NPY002
+
+    def seeded(vectors, _):
+        return vectors.mean(axis=-2) + np.random.default_rng(7).standard_normal()
+
+    class Counting:
+        calls = 0
+
+        def __call__(self, vectors, _):
+            self.calls += 1
+            return vectors.mean(axis=-2) * self.calls
+
+    for rule in (anyones, noisy, Counting, compose(nnm, noisy)):
+        with pytest.raises(InvalidAggregation, match="gives other results for the same votes: it must depend on"):
+            quorum(rule, 1, invited=20)
+    assert quorum(seeded, 1, invited=20) == 3

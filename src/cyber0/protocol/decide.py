@@ -9,13 +9,14 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
-from cyber0.aggregation import Rule, aggregate, get_rule
+from cyber0.aggregation import Rule, aggregate, get_rule, is_ours
 from cyber0.aggregation.registry import calling
 from cyber0.errors import InvalidAggregation, InvalidConfig
 
 __all__ = ["admissible", "decide", "quorum"]
 
 LARGEST = float(np.finfo(np.float32).max)
+TRIALS = 8  # calls of a user's rule on the same votes, which must give the same bits
 
 
 def admissible(votes: Any) -> NDArray[np.bool_]:
@@ -57,6 +58,8 @@ def decide(rule: Rule, votes: Any, byzantine: int, memory: Any = None) -> NDArra
 def quorum(rule: Rule, byzantine: int, invited: int) -> int:
     """Return the fewest votes a rule can decide on, at least 2b + 1; refuse a rule that needs more than are invited.
 
+    A user's rule is refused too if it gives other results for the same votes.
+
     >>> from cyber0.aggregation import bulyan, cwtm
     >>> quorum(cwtm, byzantine=1, invited=10), quorum(bulyan, byzantine=1, invited=10)
     (3, 7)
@@ -69,8 +72,27 @@ def quorum(rule: Rule, byzantine: int, invited: int) -> int:
             if votes == invited:
                 raise
             continue
+        _check_repeatable(rule, byzantine, invited)
         return votes
     raise InvalidConfig(f"byzantine = {byzantine} of {invited} invited clients: fewer than half of them may lie")
+
+
+def _check_repeatable(rule: Rule, byzantine: int, invited: int) -> None:
+    """Refuse a user's rule that gives other bits for the same votes: no one could verify or resume its rounds."""
+    found = get_rule(rule)
+    if is_ours(found):
+        return
+    votes = np.linspace(-1.0, 1.0, 2 * invited * 3).reshape(2, invited, 3)  # no two are equal
+    try:
+        results = {aggregate(found, votes.copy(), byzantine).tobytes() for _ in range(TRIALS)}
+    except InvalidAggregation:  # a round with such votes will say so
+        return
+    if len(results) > 1:
+        raise InvalidAggregation(
+            f"rule {found.name!r} gives other results for the same votes: it must depend on the votes and its memory "
+            "alone; what it draws at random must come from a generator seeded in each call, as "
+            "numpy.random.default_rng(0)"
+        )
 
 
 def _on_host(array: Any) -> NDArray[Any]:
