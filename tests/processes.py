@@ -1,21 +1,25 @@
 """Python commands in processes of their own that need not import torch: they are forked from one that has.
 
 `Popen` and `run` are used like those of `subprocess`, always with text, and with the arguments of `python`:
-`-m MODULE`, `-c CODE` or a script. A command is a real process with an environment, a folder, pipes and an exit status
-of its own, and real signals reach it. A test about a fresh interpreter (what it imports, what is installed) starts one
-by `subprocess`.
+`-m MODULE`, `-c CODE` or a script; `call` starts a process that calls a function. A command is a real process with an
+environment, a folder, pipes and an exit status of its own, and real signals reach it. A test about a fresh interpreter
+(what it imports, what is installed) starts one by `subprocess`. All workers of a test run share one server of commands.
 """
 
 import atexit
+import base64
 import gc
 import json
 import multiprocessing
 import os
+import pickle
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -24,11 +28,13 @@ from pathlib import Path
 from threading import Thread
 from types import ModuleType
 
-PRELOAD = ["mlxtend.data", "scipy.stats", "sympy", "torch", "cyber0.cli", "cyber0.simulation", "cyber0.study.study"]
+ROOT = Path(__file__).parents[1]
+STUDY = ["mlxtend.data", "scipy.stats", "sympy", "torch", "cyber0.simulation", "cyber0.study.study"]
+PRELOAD = [*STUDY, "cyber0.cli", "cyber0.network.server", "cyber0.network.session"]
 if find_spec("transformers"):
     PRELOAD.append("transformers.models.roberta.modeling_roberta")
-CONTEXT = multiprocessing.get_context("forkserver")  # the same for functions
-CONTEXT.set_forkserver_preload([*PRELOAD, "tests.network.parties"])
+CONTEXT = multiprocessing.get_context("forkserver")  # for studies played in the process of a test
+CONTEXT.set_forkserver_preload(STUDY)
 LARGEST = 1 << 20  # bytes of a request
 
 
@@ -110,6 +116,13 @@ def run(arguments, *, capture_output=False, check=False, **options):
     return done
 
 
+def call(function, *arguments):
+    """Start a process that calls a function of a module."""
+    task = base64.b64encode(pickle.dumps((function, arguments))).decode()
+    code = "import base64, pickle, sys; function, arguments = pickle.loads(base64.b64decode(sys.argv[1]))"
+    return Popen(["-c", f"{code}; function(*arguments)", task], cwd=ROOT)
+
+
 def _output(wanted, inherited):
     """Our end of a command's output (None unless it is a pipe) and its own."""
     if wanted is None:
@@ -122,36 +135,74 @@ def _output(wanted, inherited):
 
 @cache
 def _server():
-    """The socket of the process that starts commands; it ends when nobody holds this socket any longer."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        command = [sys.executable, __file__, str(theirs.fileno())]
-        server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-        )
+    """A connection to the process that starts commands for all workers; it ends when nobody is connected any longer."""
+    address = f"\0cyber0 tests {os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+    while True:
+        with _socket() as listener, suppress(OSError):  # another worker has started it
+            listener.bind(address)
+            listener.listen()
+            _start_server(listener)
+        ours = _socket()
+        with suppress(ConnectionError):
+            ours.connect(address)
+            if ours.recv(64):
+                atexit.register(ours.close)
+                return ours
+        ours.close()  # that server does not listen yet, or no longer
+        time.sleep(0.01)
+
+
+def _socket():
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _start_server(listener):
+    command, passed = [sys.executable, __file__, str(listener.fileno())], [listener.fileno()]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=passed, cwd=ROOT)
     atexit.register(server.wait)
-    atexit.register(ours.close)
-    return ours
 
 
-def serve(requests):
-    """Start a command for each request; return it in the process that is to run it."""
+def preload():
+    """Load modules into memory that commands share as long as none of them writes to it."""
     for name in PRELOAD:
         import_module(name)
     gc.collect()
-    gc.freeze()  # commands share this memory as long as none of them writes to it
-    while True:
-        message, descriptors, *_ = socket.recv_fds(requests, LARGEST, 3)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not message:
-            return None
-        if os.fork() == 0:
-            requests.close()
-            return watch(json.loads(message), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+    gc.freeze()
+
+
+def serve(listener):
+    """Start a command for each request; return it in the process that is to run it."""
+    workers = [accept(listener)]
+    while workers:
+        for ready in select.select([listener, *workers], [], [])[0]:
+            if ready is listener:
+                workers.append(accept(listener))
+                continue
+            message, descriptors, *_ = socket.recv_fds(ready, LARGEST, 3)
+            reap()
+            if not message:
+                workers.remove(ready)
+                ready.close()
+            elif os.fork() == 0:
+                for inherited in (listener, *workers):
+                    inherited.close()
+                return watch(json.loads(message), *descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+    return None
+
+
+def accept(listener):
+    worker, _ = listener.accept()
+    worker.send(b"ready")
+    return worker
+
+
+def reap():
+    """Let go of processes that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def watch(request, out, err, news):
@@ -201,6 +252,7 @@ def execute(kind, *arguments):
 
 
 if __name__ == "__main__":
+    preload()
     command = serve(socket.socket(fileno=int(sys.argv[1])))
     if command is not None:
         execute(*command)

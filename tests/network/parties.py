@@ -5,10 +5,11 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.processes import CONTEXT
+from tests import processes
 
 from cyber0.config import RunConfig
 from cyber0.files import write_atomically
@@ -85,19 +86,22 @@ class Parties:
             self.client(name, **self.options[name])
 
     def _start(self, name, target, *arguments):
-        process = CONTEXT.Process(target=target, args=arguments, daemon=True)
-        process.start()
-        self.processes[name] = process
+        self.processes[name] = processes.call(target, *arguments)
 
     def kill(self, name):
         with suppress(ProcessLookupError):  # it may have ended by itself
             os.kill(self.processes[name].pid, signal.SIGKILL)
-        self.processes[name].join()
+        self.processes[name].wait()
 
     def wait(self, *names):
         for name in names:
-            self.processes[name].join(PATIENCE)
-            assert self.processes[name].exitcode == 0, f"{name} ended with {self.processes[name].exitcode}"
+            status = self.processes[name].wait(PATIENCE)
+            assert status == 0, f"{name} ended with {status}"
+
+    def pause(self, seconds):
+        """Let all go on for a while: until a time has passed, or the federator ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.processes["federator"].wait(seconds)
 
     def listening(self):
         """Return once the federator can be reached."""
@@ -106,7 +110,7 @@ class Parties:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
                 return
             except OSError:
-                self.processes["federator"].join(0.01)
+                self.pause(0.01)
         raise AssertionError("the federator does not listen")
 
     def stop(self, name="federator"):
@@ -116,9 +120,8 @@ class Parties:
 
     def close(self):
         for process in self.processes.values():
-            if process.is_alive():
-                process.kill()
-            process.join()
+            process.kill()
+            process.wait()
 
     def outcome(self, name):
         return json.loads((self.folder / f"{name}.json").read_text())

@@ -24,18 +24,13 @@ def commits(path):
         return ledger.commits() if ledger.founded else b""
 
 
-def pause(parties, seconds):
-    """Let the others go on for a while: until a time has passed, or the federator ended, which it does not."""
-    parties.processes["federator"].join(seconds)
-
-
 def reach(parties, rounds):
     """Let the others go on until so many rounds are decided."""
     width = 4 * parties.settings.plan.scalars
     for _ in range(10_000):
         if len(commits(parties.ledger)) >= rounds * width:
             return
-        pause(parties, 0.01)
+        parties.pause(0.01)
     raise AssertionError(f"round {rounds} is not reached")
 
 
@@ -51,13 +46,13 @@ def test_killing_any_process_at_any_instant_loses_nothing(tmp_path, seed):
         seen = b""
         for at in kills:
             reach(parties, at)
-            pause(parties, rng.choice([0.0, 0.02, 0.5]) * rng.random())
+            parties.pause(rng.choice([0.0, 0.02, 0.5]) * rng.random())
             victim = rng.choice([*parties.roster, "federator", "federator"])
             parties.kill(victim)
             now = commits(parties.ledger)
             assert now.startswith(seen)
             seen = now
-            pause(parties, rng.choice([0.0, 0.3]) * rng.random())
+            parties.pause(rng.choice([0.0, 0.3]) * rng.random())
             parties.again(victim)
         parties.wait(*parties.roster)
         parties.stop()

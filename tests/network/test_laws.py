@@ -175,7 +175,7 @@ def test_who_is_not_on_the_roster_is_refused_with_a_reason(task):
 
 
 def test_another_model_is_refused_with_a_reason(task):
-    config, ledger = recipe(rounds=4), Memory()
+    config, ledger = recipe(rounds=2), Memory()
     other = load_task(recipe(task="mnist-mlp(hidden=2)").agreement, source="embedded")
 
     async def play():
