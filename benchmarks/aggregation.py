@@ -57,7 +57,7 @@ def pairs(peer: Any, byzantine: int) -> dict[str, Rule]:
 
 
 def compare(name: str, rule: Rule, vectors: Any, byzantine: int, calls: int) -> Row:
-    """SignPair rules on the same array, `calls` calls at a time."""
+    """Both rules on the same array, `calls` calls at a time."""
     own = partial(bucketing, size=2) if name.startswith("bucketing") else get_rule(name)
 
     def many(work: Callable[[], Any]) -> Callable[[], None]:

@@ -130,7 +130,7 @@ def test_an_estimate_on_the_device(mu):
 @pytest.mark.parametrize("task", ["mnist", "mnist-mlp(hidden=6)", "mnist-cnn"])
 @pytest.mark.parametrize("mu", [0.0, 1e-2])
 def test_a_simulation_on_the_device(task, mu):
-    """SignPair engines on the device agree with the CPU to rounding, and repeat themselves to the bit."""
+    """Both engines on the device agree with the CPU to rounding, and repeat themselves to the bit."""
     from cyber0.config import RunConfig
     from cyber0.simulation import Simulation
 

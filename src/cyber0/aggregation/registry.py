@@ -3,7 +3,7 @@
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -72,10 +72,14 @@ class Composition:
     pre: tuple[Rule, ...]
     rule: Rule
     name: str
+    ours: bool = field(init=False, repr=False, compare=False)  # known before the calls, which may take microseconds
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ours", all(map(is_ours, (*self.pre, self.rule))))
 
     def __call__(self, vectors: Any, byzantine: int, **options: Any) -> Any:
         """Aggregate; options are the rule's. A rule with memory that is given none starts from its first one."""
-        if not is_ours(self):
+        if not self.ours:
             return self._run_checked(vectors, byzantine, options)
         if not self.pre or not on_host(vectors):
             return self._run(vectors, byzantine, options)
@@ -158,7 +162,7 @@ def is_ours(step: Rule) -> bool:
     (True, False)
     """
     if isinstance(step, Composition):
-        return all(map(is_ours, (*step.pre, step.rule)))
+        return step.ours
     function = step.func if isinstance(step, partial) else step
     return any(function is ours for ours in OURS)
 

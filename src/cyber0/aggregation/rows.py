@@ -25,6 +25,7 @@ __all__ = [
 
 ABOVE, DOWN = 2.0**400, 2.0**-600
 BELOW, UP = 2.0**-400, 2.0**600
+NUMPY = (np.ndarray, np.generic)
 TINY = 1e-300  # in place of zero in a denominator
 
 
@@ -34,7 +35,7 @@ def namespace(array: Any) -> Any:
     >>> namespace(np.ones(1)) is np
     True
     """
-    return np if isinstance(array, np.ndarray | np.generic) else array_namespace(array)
+    return np if isinstance(array, NUMPY) else array_namespace(array)
 
 
 def to_numpy(array: Any) -> Any:
