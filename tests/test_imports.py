@@ -82,3 +82,16 @@ def test_the_command_line_silences_grpc_before_it_is_imported():
     )
     done = play(script)
     assert done.stdout.splitlines()[-1] == "NONE True", done.stderr
+
+
+def test_deciding_a_round_of_numpy_votes_loads_no_module():
+    """A federator stays as small as its imports: array-api-compat's NumPy is 11 MB, with f2py and unittest in it."""
+    script = (
+        "import sys, numpy as np; from cyber0.aggregation import get_rule; from cyber0.protocol.decide import *\n"
+        "before, votes = set(sys.modules), np.ones((1, 5, 3), np.float32)\n"
+        "assert admissible(votes).all()\n"
+        "decide(get_rule('nnm+cwtm'), votes, 1)\n"
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = play(script)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr

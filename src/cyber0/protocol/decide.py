@@ -6,10 +6,10 @@ Votes are float32 and aggregated in float64, in roster order, so that the same v
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from cyber0.aggregation import Rule, aggregate, get_rule, is_ours
+from cyber0.aggregation import Rule, aggregate, get_rule, is_ours, namespace
 from cyber0.aggregation.registry import calling
 from cyber0.errors import InvalidAggregation, InvalidConfig
 
@@ -25,7 +25,7 @@ def admissible(votes: Any) -> NDArray[np.bool_]:
     >>> admissible(np.array([[[1.0], [np.nan]]]))
     array([ True, False])
     """
-    xp = array_namespace(votes)
+    xp = namespace(votes)
     axes = tuple(axis for axis in range(votes.ndim) if axis != votes.ndim - 2)
     return _on_host(xp.all(xp.isfinite(votes), axis=axes))
 
@@ -44,7 +44,7 @@ def decide(rule: Rule, votes: Any, byzantine: int, memory: Any = None) -> NDArra
     array([[2.]], dtype=float32)
 
     """
-    xp = array_namespace(votes)
+    xp = namespace(votes)
     doubles: Any = votes.astype(np.float64, order="C") if xp is np else xp.astype(votes, xp.float64)
     result = _on_host(aggregate(rule, doubles, byzantine, memory))
     if not np.isfinite(result).all():
