@@ -15,6 +15,7 @@ import cyber0
 from cyber0.config import load
 from cyber0.errors import InvalidAttack, InvalidConfig, InvalidData, InvalidUserCode
 from cyber0.tasks.convert import task_of
+from cyber0.tasks.losses import describe_loss, output_loss
 
 SMALL = {"clients": 6, "byzantine": 1, "alpha": 5.0, "directions": 4, "rounds": 3, "batch": 8, "lr": 0.1}
 
@@ -295,3 +296,38 @@ def test_a_run_is_not_continued_with_another_attack(tmp_path):
         cyber0.run(more, tmp_path / "run", task=task, resume=True)
     assert cyber0.run(more, tmp_path / "run", task=task, attack=honest, resume=True).summary["rounds"] == 5
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 5
+
+
+def squares(outputs, targets):
+    return (outputs - nn.functional.one_hot(targets, 3)).square().sum(1)
+
+
+def fourths(outputs, targets):
+    return (outputs - nn.functional.one_hot(targets, 3)).pow(4).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "other", "said"),
+    [
+        (squares, fourths, "loss .*squares, and is to be resumed with loss .*fourths"),
+        (squares, None, "with loss .*squares, and is to be resumed with the loss of the task"),
+        (None, nn.CrossEntropyLoss(), "with the loss of the task, and is to be resumed with loss .*CrossEntropyLoss"),
+        (lambda o, t: o.sum(1) - t, lambda o, t: o.sum(1) + t, "<lambda> with other code: give it the same loss"),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), "CrossEntropyLoss with other settings"),
+        (nn.CrossEntropyLoss(torch.ones(3)), nn.CrossEntropyLoss(torch.arange(3.0)), "with other settings"),
+    ],
+)
+def test_a_run_is_not_continued_with_another_loss(tmp_path, loss, other, said):
+    simulate(loss=loss, classes=3, out=tmp_path / "run")
+    with pytest.raises(InvalidConfig, match=said):
+        simulate(loss=other, classes=3, rounds=5, out=tmp_path / "run", resume=True)
+    again = simulate(loss=loss, classes=3, rounds=5, out=tmp_path / "run", resume=True)
+    assert again.fingerprint == simulate(loss=loss, classes=3, rounds=5).fingerprint
+    assert "loss_function" not in again.history.frame().columns
+
+
+def test_the_code_of_a_loss_goes_by_what_it_does():
+    here = output_loss(lambda outputs, targets: (outputs - targets).abs())
+    there = output_loss(lambda outputs, targets: (outputs - targets).abs())  # on another line
+    other = output_loss(lambda outputs, targets: (outputs + targets).abs())
+    assert describe_loss(here) == describe_loss(there) != describe_loss(other)

@@ -17,7 +17,7 @@ from cyber0.extras import require
 __all__ = ["History", "pack_rounds", "unpack_rounds"]
 
 Line = dict[str, Any]
-ORIGIN = ("data", "data_sha256", "model", "dropped")  # of an evaluation: not measured
+ORIGIN = ("data", "data_sha256", "loss_function", "model", "dropped")  # of an evaluation: not measured
 
 
 class History:

@@ -17,6 +17,7 @@ from cyber0.simulation.history import History
 from cyber0.simulation.simulation import Simulation
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.evaluation import Evaluation
+from cyber0.tasks.losses import describe_loss
 
 __all__ = ["Keep", "MetricsLog"]
 
@@ -121,7 +122,9 @@ class MetricsLog:
     def _begin(self) -> list[Line]:
         """Return the evaluations so far, with the simulation where the last one left it; a first one for a new run."""
         dataset, folder = self.simulation.task.dataset, self.folder
-        origin = {"data": dataset.source, "data_sha256": _digest(dataset), "model": _fingerprint(self.simulation)}
+        origin: Line = {"data": dataset.source, "data_sha256": _digest(dataset), "model": _fingerprint(self.simulation)}
+        if (loss := describe_loss(self.simulation.task.losses)) is not None:
+            origin["loss_function"] = loss
         if folder is not None and folder.lines:
             self._go_on(folder, origin)
             return [folder.lines[0] | origin, *folder.lines[1:]]
@@ -139,6 +142,7 @@ class MetricsLog:
                     f"{folder.path} was begun with another {key} ({first.get(key)}, now {origin[key]}): "
                     "give it the same data and the same model, or remove it"
                 )
+        _check_loss(folder, first.get("loss_function"), origin.get("loss_function"))
         if last["round"] > 0 and simulation.attack.has_memory:
             state = folder.attack_state() if simulation.attack.resumable else None
             if state is None:
@@ -180,6 +184,20 @@ class MetricsLog:
             "seconds": self._seconds(),
             "model": _fingerprint(simulation),
         }
+
+
+def _check_loss(folder: RunFolder, kept: Line | None, given: Line | None) -> None:
+    """Refuse to go on with another loss; code that another version of Python compiled cannot be compared."""
+    then, now = kept or {}, given or {}
+    keys = ("name", "settings", "code") if then.get("python") == now.get("python") else ("name", "settings")
+    different = [key for key in keys if then.get(key) != now.get(key)]
+    if different:
+        names = [f"loss {each['name']}" if each else "the loss of the task" for each in (then, now)]
+        what = "" if different[0] == "name" else f" with other {different[0]}"
+        raise InvalidConfig(
+            f"{folder.path} was begun with {names[0]}, and is to be resumed with {names[1]}{what}: give it the same "
+            "loss, or name another folder"
+        )
 
 
 def _measured(found: Evaluation) -> Line:

@@ -208,7 +208,7 @@ class StudyFolder:
 
 
 def _measured(line: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in line.items() if key not in ("data", "data_sha256", "model")}
+    return {key: value for key, value in line.items() if key not in ("data", "data_sha256", "loss_function", "model")}
 
 
 def _shared(config: RunConfig) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Losses: one value for each sample, of whatever a user gives."""
 
+import hashlib
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from inspect import isclass, signature
-from typing import Any
+from types import CodeType
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -13,7 +16,7 @@ from torch import nn
 from cyber0.errors import InvalidUserCode
 from cyber0.user_code import calling, label_of
 
-__all__ = ["OutputLoss", "cross_entropy", "not_per_sample", "output_loss"]
+__all__ = ["OutputLoss", "cross_entropy", "describe_loss", "not_per_sample", "output_loss"]
 
 Tensor = torch.Tensor
 Batch = tuple[Tensor, Tensor]
@@ -121,3 +124,52 @@ def _has_reduction(loss: Any) -> bool:
         return "reduction" in signature(loss).parameters
     except (TypeError, ValueError):  # written in C, without a signature
         return False
+
+
+def describe_loss(losses: Any) -> dict[str, str] | None:
+    """Return what tells a user's losses from others: their name, their settings, and a digest of their code.
+
+    Code is compiled differently by another version of Python, which is given beside the digest. Torch's losses have no
+    digest, since their code is another in another version of torch. None for losses of this library.
+
+    >>> describe_loss(output_loss(nn.HuberLoss(delta=2.0)))
+    {'name': 'torch.nn.modules.loss.HuberLoss', 'settings': "{'delta': 2.0}"}
+    >>> describe_loss(cross_entropy) is None
+    True
+    """
+    given: Any = losses if not isinstance(losses, OutputLoss) else losses.loss if losses.given is None else losses.given
+    settings: dict[str, Any] = {}
+    while isinstance(given, partial):
+        settings |= given.keywords
+        given = given.func
+    name = label_of(given)
+    package = name.partition(".")[0]
+    if package == "cyber0":
+        return None
+    if isinstance(given, nn.Module):
+        settings |= {key: value for key, value in vars(given).items() if isinstance(value, int | float | str)}
+        settings |= {key: value.tolist() for key, value in given.state_dict().items()}
+    settings = {key: settings[key] for key in sorted(settings) if key not in ("reduction", "training")}
+    found = {"name": name, "settings": repr(settings)}
+    code = None if package == "torch" else _code_of(given)
+    return found if code is None else {**found, "python": sys.implementation.cache_tag, "code": _digest(code)}
+
+
+def _code_of(given: Any) -> CodeType | None:
+    """Return the code of a function, or of the method by which an object is called, if it is written in Python."""
+    method = given if hasattr(given, "__code__") else getattr(given, "forward", type(given).__call__)
+    return getattr(method, "__code__", None)
+
+
+def _digest(code: CodeType) -> str:
+    """Return a digest of what code does; where it stands, and comments, do not matter."""
+
+    def fixed(constant: Any) -> str:
+        if isinstance(constant, CodeType):
+            return _digest(constant)
+        if isinstance(constant, frozenset):  # whose order is another in each process
+            return str(sorted(map(repr, cast("frozenset[Any]", constant))))
+        return repr(constant)
+
+    constants = [fixed(each) for each in code.co_consts]
+    return hashlib.sha256(repr((code.co_code, code.co_names, constants)).encode()).hexdigest()
