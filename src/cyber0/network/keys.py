@@ -1,40 +1,53 @@
 """Folders of keys and certificates of the federator and the clients, and the gRPC credentials made of them.
 
 keys/                     made by `cyber0 keys init`
-├── ca.pem, ca-key.pem    the certificate authority; its key signs new clients, and serves for nothing else
+├── ca.pem, ca-key.pem    the certificate authority; its key signs clients and federator, and serves for nothing else
 ├── federator/            ca.pem, cert.pem, key.pem: all that the federator's machine needs
-└── clients/alice/        ca.pem, cert.pem, key.pem: all that alice's machine needs
+└── clients/alice/        cert.pem: whom the authority knows as alice
+
+alice/                    on alice's machine: ca.pem, cert.pem, key.pem (`cyber0.network.enrolment`)
 """
 
-import os
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from cyber0.errors import InvalidKeys, InvalidSigner
+from cyber0.errors import InvalidKeys
 from cyber0.network import certificates
-from cyber0.network.certificates import LOOPBACK, Pair, common_name
-from cyber0.protocol.signing import private_key
+from cyber0.network.certificates import (
+    LOOPBACK,
+    Pair,
+    common_name,
+    federator_certificate,
+    hosts_of,
+    is_for_federator,
+    subject_public_key,
+)
+from cyber0.network.key_files import certificate, check_issued, check_valid, make_folder, pair, read, replace_file
 
 __all__ = [
+    "LONGEST",
     "certificate",
+    "certify_federator",
     "channel_credentials",
+    "check_days",
     "check_host",
     "check_name",
     "client_name",
     "federator_key",
     "init",
     "issue",
+    "peer_certificate",
     "peer_name",
+    "public_key_of",
+    "read_authority",
     "server_credentials",
 ]
 
@@ -50,17 +63,53 @@ def init(folder: Path, hosts: Iterable[str] = (), days: int = 3650) -> Path:
     >>> sorted(path.name for path in init(Path(mkdtemp()) / "keys").iterdir())
     ['ca.pem', 'cert.pem', 'key.pem']
     """
-    _check_days(days)
+    check_days(days)
     names = tuple(dict.fromkeys((*LOOPBACK, *map(check_host, hosts))))
     ca = certificates.authority("cyber0", days)
     made = certificates.federator(ca, names, days)
-    _make(folder, {"ca.pem": ca.pem, "ca-key.pem": ca.key_pem})
-    _make(folder / "federator", _files(ca, made))
+    make_folder(folder, {"ca.pem": ca.pem, "ca-key.pem": ca.key_pem})
+    make_folder(folder / "federator", _files(ca, made))
     return folder / "federator"
 
 
+def certify_federator(keys: Path, hosts: Iterable[str] = (), days: int = 3650, *, only: bool = False) -> Path:
+    """Give the federator a new certificate for its key, for more hosts, and return the federator's folder.
+
+    The clients need nothing new: authority and key are the same. The old certificate stays as `cert.pem.old`.
+
+    >>> from tempfile import mkdtemp
+    >>> keys = Path(mkdtemp()) / "keys"
+    >>> folder = init(keys, ["old.example.org"])
+    >>> certify_federator(keys, ["new.example.org"]) == folder
+    True
+    >>> hosts_of(certificate(folder / "cert.pem"))
+    ('localhost', '127.0.0.1', '::1', 'old.example.org', 'new.example.org')
+
+    Args:
+        keys: The folder that `init` has made. The federator's private key need not be there.
+        hosts: Names or addresses by which clients reach the federator, beside those of the old certificate.
+        days: How long it is valid, but not beyond the authority.
+        only: Drop the hosts of the old certificate; the machine's own names (localhost) stay.
+
+    """
+    check_days(days)
+    named = tuple(map(check_host, hosts))
+    ca, path = read_authority(keys), keys / "federator" / "cert.pem"
+    old = certificate(path)
+    key = old.public_key()
+    check_issued(old, path, ca.certificate, keys / "ca.pem")
+    if not is_for_federator(old) or not isinstance(key, EllipticCurvePublicKey):
+        raise InvalidKeys(f"{path} is no federator's: give the folder made by cyber0 keys init")
+    names = tuple(dict.fromkeys((*LOOPBACK, *(() if only else hosts_of(old)), *named)))
+    made = federator_certificate(ca, names, key, days)
+    replace_file(path, made.public_bytes(Encoding.PEM), old=".old")
+    return path.parent
+
+
 def issue(name: str, keys: Path, out: Path | None = None, days: int = 365) -> Path:
-    """Make a client's folder, by default `keys/clients/NAME`, and return it.
+    """Make a client's folder with its private key in it, by default `keys/clients/NAME`, and return it.
+
+    This is for trying things out. In earnest a client makes its key itself: see `cyber0.network.enrolment`.
 
     >>> from tempfile import mkdtemp
     >>> keys = Path(mkdtemp()) / "keys"
@@ -69,12 +118,23 @@ def issue(name: str, keys: Path, out: Path | None = None, days: int = 365) -> Pa
     'alice'
     """
     check_name(name)
-    _check_days(abs(days))
-    ca = _pair(keys / "ca-key.pem", keys / "ca.pem")
-    _check_valid(ca.certificate, keys / "ca.pem")
+    check_days(abs(days))
+    ca = read_authority(keys)
     folder = out or keys / "clients" / name
-    _make(folder, _files(ca, certificates.client(ca, name, days)))
+    make_folder(folder, _files(ca, certificates.client(ca, name, days)))
     return folder
+
+
+def read_authority(keys: Path) -> Pair:
+    """Return the certificate authority in the folder that `init` has made.
+
+    >>> read_authority(Path("no/such/keys"))
+    Traceback (most recent call last):
+    cyber0.errors.InvalidKeys: cannot read no/such/keys/ca.pem: No such file or directory
+    """
+    ca = pair(keys / "ca-key.pem", keys / "ca.pem")
+    check_valid(ca.certificate, keys / "ca.pem", "the federation needs a new authority: cyber0 keys init")
+    return ca
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
@@ -87,8 +147,8 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
     cyber0.errors.InvalidKeys: no/such/keys holds no keys of a federator: make them with cyber0 keys init no/such/keys
     """
     folder = _federator(folder)
-    key, cert, ca = _credentials(folder)
-    if not _serves(certificate(folder / "cert.pem")):
+    key, cert, ca = _credentials(folder, "make a new one with cyber0 keys host")
+    if not is_for_federator(certificate(folder / "cert.pem")):
         raise InvalidKeys(f"{folder / 'cert.pem'} is a client's: give the folder made by cyber0 keys init")
     return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
 
@@ -100,7 +160,7 @@ def channel_credentials(folder: Path) -> grpc.ChannelCredentials:
     Traceback (most recent call last):
     cyber0.errors.InvalidKeys: cannot read no/such/folder/ca.pem: No such file or directory
     """
-    key, cert, ca = _credentials(folder)
+    key, cert, ca = _credentials(folder, "ask the operator to sign your request.pem again (cyber0 keys sign)")
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
 
@@ -115,8 +175,22 @@ def peer_name(context: Any) -> str:
     """
     names = cast("dict[str, list[bytes]]", context.auth_context()).get("x509_common_name", [])
     if len(names) != 1 or not names[0]:
-        raise InvalidKeys("the caller's certificate has no name: make it with cyber0 keys issue NAME")
+        raise InvalidKeys("the caller's certificate has no name: ask for it with cyber0 keys request NAME")
     return check_name(names[0].decode("utf-8", errors="replace"))
+
+
+def peer_certificate(context: Any) -> x509.Certificate | None:
+    """Return the certificate of a caller, from the context of a gRPC call; None where it has shown none.
+
+    >>> made = certificates.authority("ours", days=1)
+    >>> class Context:
+    ...     def auth_context(self):
+    ...         return {"x509_pem_cert": [made.pem]}
+    >>> peer_certificate(Context()) == made.certificate
+    True
+    """
+    shown = cast("dict[str, list[bytes]]", context.auth_context()).get("x509_pem_cert", [])
+    return x509.load_pem_x509_certificate(shown[0]) if shown else None
 
 
 def federator_key(folder: Path) -> Path:
@@ -127,6 +201,19 @@ def federator_key(folder: Path) -> Path:
     cyber0.errors.InvalidKeys: no/such/keys holds no keys of a federator: make them with cyber0 keys init no/such/keys
     """
     return _federator(folder) / "key.pem"
+
+
+def public_key_of(folder: Path) -> bytes:
+    """Return the public key of a client or a federator: its SubjectPublicKeyInfo in DER.
+
+    `folder` is a client's, a federator's, or what `init` was given, for the federator. It need not hold a private key.
+
+    >>> public_key_of(Path("no/such/folder"))
+    Traceback (most recent call last):
+    cyber0.errors.InvalidKeys: cannot read no/such/folder/cert.pem: No such file or directory
+    """
+    federator = folder / "federator" / "cert.pem"
+    return subject_public_key(certificate(federator if federator.exists() else folder / "cert.pem"))
 
 
 def client_name(folder: Path) -> str:
@@ -176,50 +263,30 @@ as 192.0.2.7
     return host
 
 
-def certificate(path: Path) -> x509.Certificate:
-    """Return the certificate in a PEM file.
+def check_days(days: int) -> int:
+    """Return for how many days a certificate is to be valid; refuse a number that cannot be.
 
-    >>> certificate(Path("no/such/cert.pem"))
+    >>> check_days(0)
     Traceback (most recent call last):
-    cyber0.errors.InvalidKeys: cannot read no/such/cert.pem: No such file or directory
+    cyber0.errors.InvalidKeys: days = 0: it must be from 1 to 36500
     """
-    data = _read(path)
-    try:
-        return x509.load_pem_x509_certificate(data)
-    except ValueError as error:
-        raise InvalidKeys(f"{path} holds no certificate in PEM: {error}") from None
+    if not 0 < days <= LONGEST:
+        raise InvalidKeys(f"days = {days}: it must be from 1 to {LONGEST}")
+    return days
 
 
-def _credentials(folder: Path) -> tuple[bytes, bytes, bytes]:
+def _credentials(folder: Path, remedy: str) -> tuple[bytes, bytes, bytes]:
     """Return key, certificate and authority of a folder, in PEM; checked, since a failed handshake says little."""
+    if (folder / "request.pem").exists() and not (folder / "cert.pem").exists():
+        raise InvalidKeys(
+            f"{folder} has no certificate yet: send {folder / 'request.pem'} to the federation's operator, and give "
+            "what comes back to cyber0 keys install"
+        )
     ca = certificate(folder / "ca.pem")
-    pair = _pair(folder / "key.pem", folder / "cert.pem")
-    _check_valid(pair.certificate, folder / "cert.pem")
-    try:
-        pair.certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        raise InvalidKeys(f"{folder / 'cert.pem'} was not issued by the authority in {folder / 'ca.pem'}") from None
-    return pair.key_pem, pair.pem, _read(folder / "ca.pem")
-
-
-def _check_valid(made: x509.Certificate, path: Path) -> None:
-    now = datetime.now(UTC)
-    if now > made.not_valid_after_utc:
-        raise InvalidKeys(f"{path} expired on {made.not_valid_after_utc:%Y-%m-%d}: ask for a new one (cyber0 keys)")
-    if now < made.not_valid_before_utc:
-        start = f"{made.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        raise InvalidKeys(f"{path} is valid from {start} on: is this machine's clock right?")
-
-
-def _pair(key_path: Path, path: Path) -> Pair:
-    made = certificate(path)
-    try:
-        key = private_key(key_path)
-    except InvalidSigner as error:
-        raise InvalidKeys(str(error)) from None
-    if not isinstance(key, EllipticCurvePrivateKey) or key.public_key() != made.public_key():
-        raise InvalidKeys(f"{key_path} is not the key of the certificate {path}")
-    return Pair(key, made)
+    own = pair(folder / "key.pem", folder / "cert.pem")
+    check_valid(own.certificate, folder / "cert.pem", remedy)
+    check_issued(own.certificate, folder / "cert.pem", ca, folder / "ca.pem")
+    return own.key_pem, own.pem, read(folder / "ca.pem")
 
 
 def _federator(folder: Path) -> Path:
@@ -229,45 +296,5 @@ def _federator(folder: Path) -> Path:
     raise InvalidKeys(f"{folder} holds no keys of a federator: make them with cyber0 keys init {folder}")
 
 
-def _serves(made: x509.Certificate) -> bool:
-    try:
-        purposes = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except x509.ExtensionNotFound:  # it is good for anything
-        return True
-    return ExtendedKeyUsageOID.SERVER_AUTH in purposes
-
-
 def _files(ca: Pair, made: Pair) -> dict[str, bytes]:
     return {"ca.pem": ca.pem, "cert.pem": made.pem, "key.pem": made.key_pem}
-
-
-def _make(folder: Path, files: dict[str, bytes]) -> None:
-    """Make a folder and files in it that only their owner can read."""
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            raise InvalidKeys(f"{folder} exists and is not empty: name a new folder")
-        for made in reversed([folder, *folder.parents]):
-            if not made.exists():
-                made.mkdir(mode=0o700)
-        folder.chmod(0o700)
-        for name, content in files.items():
-            with open(folder / name, "xb", opener=_private) as file:
-                file.write(content)
-    except OSError as error:
-        raise InvalidKeys(f"cannot write {folder}: {error.strerror}") from None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidKeys(f"cannot read {path}: {error.strerror}") from None
-
-
-def _check_days(days: int) -> None:
-    if not 0 < days <= LONGEST:
-        raise InvalidKeys(f"days = {days}: it must be from 1 to {LONGEST}")
