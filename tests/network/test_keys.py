@@ -1,15 +1,20 @@
 """Whoever holds a certificate of the federator's authority is known by its name; nobody else comes in."""
 
 import asyncio
+import os
 import re
+import shlex
 import stat
 from datetime import UTC, datetime
+from pathlib import Path
 
 import grpc
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -18,16 +23,21 @@ from cyber0.cli import app
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidKeys, Refused
 from cyber0.network import certificates
+from cyber0.network.certificates import fingerprint, hosts_of, new_key, subject_public_key
+from cyber0.network.enrolment import install, request, sign
 from cyber0.network.handshake import refusal
 from cyber0.network.keys import (
     certificate,
+    certify_federator,
     channel_credentials,
     check_name,
     client_name,
     federator_key,
     init,
     issue,
+    peer_certificate,
     peer_name,
+    public_key_of,
     server_credentials,
 )
 from cyber0.network.member import Member
@@ -41,6 +51,7 @@ from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import is_signed, private_key, public_key, signed
 
 AUTHORITY = certificates.authority("test", days=1)
+PAGE = Path(__file__).parents[2] / "docs" / "keys.md"
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +93,12 @@ def served(credentials, who, talk):
     return asyncio.run(play())
 
 
-def asks(credentials):
+def asks(credentials, host=None):
+    """Ask a server who it takes us for; `host` is the name by which we mean to reach it."""
+    options = [("grpc.ssl_target_name_override", host)] if host else []
+
     async def talk(port):
-        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
             return (await channel.unary_unary("/test/Name")(b"")).decode()
 
     return talk
@@ -106,6 +120,17 @@ def refused_by(keys, credentials):
 def raw(folder):
     files = (folder / name for name in ("ca.pem", "key.pem", "cert.pem"))
     return grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+
+
+def cannot_serve(folder):
+    """Try to serve with a client's folder: its own credentials are refused, and forced ones persuade no client."""
+    with pytest.raises(InvalidKeys, match="is a client's"):
+        server_credentials(folder)
+    key, cert, ca = ((folder / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
+    forced = grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        served(forced, peer_name, asks(channel_credentials(folder), client_name(folder)))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def mixed(keys, theirs, folder):
@@ -175,10 +200,7 @@ def test_a_client_cannot_serve_and_a_federator_cannot_join(keys):
     alice = keys / "clients/alice"
     with pytest.raises(InvalidKeys, match="is a client's: give the folder made by cyber0 keys init"):
         server_credentials(alice)
-    key, cert, ca = ((alice / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
-    passed = grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
-    with pytest.raises(grpc.aio.AioRpcError):
-        served(passed, peer_name, asks(channel_credentials(alice)))
+    cannot_serve(alice)
 
 
 def test_a_server_that_speaks_no_tls_is_recognised(keys):
@@ -333,11 +355,402 @@ def test_a_host_that_is_none_is_refused(host, tmp_path):
     assert not (tmp_path / "keys").exists()
 
 
-def test_the_commands(tmp_path):
-    def said(*words):
-        result = CliRunner().invoke(app, ["keys", *map(str, words)], catch_exceptions=True)
-        return result.output + str(result.exception or "")
+# Clients make their own keys
 
+
+def enrolled(name, keys, folder):
+    """Return a client's folder, made by request, sign and install."""
+    answer = sign(request(name, folder), keys, folder.with_suffix(".pem"))
+    return install(answer, folder)
+
+
+def asked_with(key, path, *extensions, names=("alice",), digest=None):
+    """Write a request as somebody else's program would make it."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in names])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=True)
+    path.write_bytes(builder.sign(key, digest).public_bytes(Encoding.PEM))
+    return path
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def operator(tmp_path):
+    init(tmp_path / "operator/keys")
+    return tmp_path / "operator/keys"
+
+
+@pytest.fixture
+def alice(operator, tmp_path):
+    return enrolled("alice", operator, tmp_path / "alice")
+
+
+def test_a_client_that_made_its_own_key_is_known_by_its_name(operator, alice):
+    assert client_name(alice) == "alice"
+    assert served(server_credentials(operator), peer_name, asks(channel_credentials(alice))) == "alice"
+    assert served(server_credentials(operator), peer_name, probes(alice)) is None
+
+
+def test_the_operator_never_has_a_clients_private_key(operator, alice):
+    secret = (alice / "key.pem").read_bytes().splitlines()[1]
+    seen = {**contents(operator.parent), alice.with_suffix(".pem"): alice.with_suffix(".pem").read_bytes()}
+    assert not [path for path, content in seen.items() if secret in content]
+    assert not list((operator / "clients").rglob("key*"))
+    assert b"PRIVATE KEY" not in alice.with_suffix(".pem").read_bytes()
+
+
+def test_what_is_secret_is_for_its_owner_alone_and_the_answer_is_for_anybody(alice):
+    assert stat.S_IMODE(alice.stat().st_mode) == 0o700
+    assert stat.S_IMODE((alice / "key.pem").stat().st_mode) == 0o600
+    mask = os.umask(0o22)
+    os.umask(mask)
+    assert stat.S_IMODE(alice.with_suffix(".pem").stat().st_mode) == 0o644 & ~mask
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        [x509.BasicConstraints(ca=True, path_length=None)],
+        [x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])],
+        [
+            x509.BasicConstraints(ca=True, path_length=3),
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE]),
+            x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.DNSName("bob")]),
+        ],
+    ],
+    ids=["authority", "federator", "anything"],
+)
+def test_a_request_is_granted_no_more_than_to_join(operator, tmp_path, extensions):
+    folder = tmp_path / "alice"
+    path = request("alice", folder)
+    asked_with(private_key(folder / "key.pem"), path, *extensions, digest=SHA256())
+    made = certificate(install(sign(path, operator, tmp_path / "alice.pem"), folder) / "cert.pem")
+    granted = {type(each.value): each.value for each in made.extensions}
+    assert granted[x509.BasicConstraints] == x509.BasicConstraints(ca=False, path_length=None)
+    assert list(granted[x509.ExtendedKeyUsage]) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert not granted[x509.KeyUsage].key_cert_sign
+    assert hosts_of(made) == ("alice",)
+    cannot_serve(folder)
+
+
+def test_a_client_cannot_sign_for_others(operator, alice):
+    """A certificate that alice has signed is refused by the federator, even with alice's own beside it."""
+    signer = certificates.Pair(private_key(alice / "key.pem"), certificate(alice / "cert.pem"))
+    forged = certificates.client(signer, "bob", days=1)
+    chain = forged.pem + signer.pem
+    refused_by(operator, grpc.ssl_channel_credentials((alice / "ca.pem").read_bytes(), forged.key_pem, chain))
+
+
+@pytest.mark.parametrize(
+    ("key", "digest", "said"),
+    [
+        (rsa.generate_private_key(65537, 2048), SHA256(), "RSA of 2048 bits"),
+        (ec.generate_private_key(ec.SECP384R1()), SHA256(), "ECDSA on secp384r1"),
+        (ed25519.Ed25519PrivateKey.generate(), None, "Ed25519"),
+    ],
+    ids=["RSA", "P-384", "Ed25519"],
+)
+def test_another_kind_of_key_is_refused(operator, tmp_path, key, digest, said):
+    path = asked_with(key, tmp_path / "request.pem", digest=digest)
+    with pytest.raises(InvalidKeys, match=rf"key = {said}: it must be ECDSA on the curve P-256"):
+        sign(path, operator, tmp_path / "alice.pem")
+    assert not (operator / "clients").exists()
+
+
+def test_a_request_that_was_changed_on_the_way_is_refused(operator, tmp_path):
+    """Whoever carries the request cannot put its own name into it."""
+    path = request("alice", tmp_path / "alice")
+    der = x509.load_pem_x509_csr(path.read_bytes()).public_bytes(Encoding.DER)
+    assert der.count(b"alice") == 1
+    changed = x509.load_der_x509_csr(der.replace(b"alice", b"mallo"))
+    path.write_bytes(changed.public_bytes(Encoding.PEM))
+    with pytest.raises(InvalidKeys, match="is not signed by its own key"):
+        sign(path, operator, tmp_path / "mallo.pem")
+    assert not (operator / "clients").exists()
+
+
+@pytest.mark.parametrize("names", [(), ("../alice",), ("alice & bob",), ("alice", "bob"), ("-", "x")])
+def test_a_request_without_a_name_that_can_be_used_is_refused(operator, tmp_path, names):
+    path = asked_with(new_key(), tmp_path / "request.pem", names=names, digest=SHA256())
+    with pytest.raises(InvalidKeys, match=r"request\.pem: name = .*: use up to 64 letters"):
+        sign(path, operator, tmp_path / "out.pem")
+    assert not (operator / "clients").exists()
+    assert not (tmp_path / "out.pem").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"nonsense", "holds no request for a certificate in PEM"),
+        (AUTHORITY.pem, "holds no request for a certificate in PEM"),
+        (AUTHORITY.key_pem, "holds a private key, which belongs on its client's machine alone"),
+        (b"-----BEGIN CERTIFICATE REQUEST-----\n" * 4000, "has more than 65536 bytes"),
+    ],
+    ids=["nonsense", "certificate", "key", "large"],
+)
+def test_what_is_no_request_is_refused(operator, tmp_path, content, said):
+    path = tmp_path / "request.pem"
+    path.write_bytes(content)
+    with pytest.raises(InvalidKeys, match=said):
+        sign(path, operator, tmp_path / "alice.pem")
+
+
+def test_a_name_has_one_key_until_the_operator_replaces_it(operator, alice, tmp_path):
+    other = request("alice", tmp_path / "other")
+    before = contents(operator)
+    with pytest.raises(InvalidKeys, match=r"name = 'alice' has a certificate for another key.*say --replace"):
+        sign(other, operator, tmp_path / "other.pem")
+    assert contents(operator) == before
+    install(sign(other, operator, tmp_path / "other.pem", replace=True), tmp_path / "other")
+    assert public_key_of(operator / "clients/alice") == public_key_of(tmp_path / "other") != public_key_of(alice)
+    old = (operator / "clients/alice/cert.pem.old").read_bytes()
+    assert old == (alice / "cert.pem").read_bytes()
+
+
+def test_a_key_that_the_operator_had_made_is_set_aside_when_it_is_replaced(operator, tmp_path):
+    made = issue("alice", operator)
+    secret = (made / "key.pem").read_bytes()
+    own = request("alice", tmp_path / "alice")
+    with pytest.raises(InvalidKeys, match="say --replace"):
+        sign(own, operator, tmp_path / "alice.pem")
+    sign(own, operator, tmp_path / "alice.pem", replace=True)
+    assert not (made / "key.pem").exists()
+    assert (made / "key.pem.old").read_bytes() == secret
+    assert public_key_of(made) == subject_public_key(x509.load_pem_x509_csr(own.read_bytes()))
+
+
+def test_a_certificate_is_renewed_by_signing_the_same_request_again(operator, tmp_path):
+    folder = tmp_path / "alice"
+    install(sign(request("alice", folder), operator, tmp_path / "short.pem", days=1), folder)
+    first = certificate(folder / "cert.pem")
+    install(sign(folder / "request.pem", operator, tmp_path / "long.pem", days=100), folder)
+    second = certificate(folder / "cert.pem")
+    assert second.not_valid_after_utc > first.not_valid_after_utc
+    assert fingerprint(second) == fingerprint(first)
+    assert served(server_credentials(operator), peer_name, asks(channel_credentials(folder))) == "alice"
+
+
+def test_a_folder_of_the_operators_making_can_be_renewed_by_a_request(operator, tmp_path):
+    folder = issue("alice", operator, tmp_path / "alice", days=-1)
+    key = (folder / "key.pem").read_bytes()
+    with pytest.raises(InvalidKeys, match="expired on"):
+        channel_credentials(folder)
+    install(sign(request("alice", folder), operator, tmp_path / "alice.pem"), folder)
+    assert (folder / "key.pem").read_bytes() == key
+    assert served(server_credentials(operator), peer_name, asks(channel_credentials(folder))) == "alice"
+
+
+def test_two_clients_cannot_share_a_key(operator, alice, tmp_path):
+    twin = asked_with(private_key(alice / "key.pem"), tmp_path / "bob.csr", names=("bob",), digest=SHA256())
+    with pytest.raises(InvalidKeys, match=r"key = that of .*clients/alice/cert\.pem: every client makes a key"):
+        sign(twin, operator, tmp_path / "bob.pem")
+    federators = private_key(federator_key(operator))
+    asked_with(federators, tmp_path / "bob.csr", names=("bob",), digest=SHA256())
+    with pytest.raises(InvalidKeys, match=r"key = that of .*federator/cert\.pem"):
+        sign(tmp_path / "bob.csr", operator, tmp_path / "bob.pem")
+    with pytest.raises(InvalidKeys, match="is a federator's: name another folder"):
+        request("bob", operator / "federator")
+
+
+def test_a_folder_has_one_name(alice, operator, tmp_path):
+    for folder in (alice, request("alice", tmp_path / "waiting").parent):
+        with pytest.raises(InvalidKeys, match=r"name = 'bob', but .* belongs to 'alice': use that name"):
+            request("bob", folder)
+    key = private_key(tmp_path / "waiting/key.pem")
+    asked_with(key, tmp_path / "bob.csr", names=("bob",), digest=SHA256())
+    answer = sign(tmp_path / "bob.csr", operator, tmp_path / "bob.pem")
+    with pytest.raises(InvalidKeys, match=r"bob\.pem: name = 'bob', but .*waiting belongs to 'alice'"):
+        install(answer, tmp_path / "waiting")
+
+
+def test_an_answer_is_for_one_key(alice, tmp_path):
+    other = request("bob", tmp_path / "bob").parent
+    before = contents(other)
+    with pytest.raises(InvalidKeys, match=r"alice\.pem is not for the key .*bob/key\.pem"):
+        install(alice.with_suffix(".pem"), other)
+    with pytest.raises(InvalidKeys, match=r"cannot read the key .*nowhere/key\.pem"):
+        install(alice.with_suffix(".pem"), tmp_path / "nowhere")
+    assert contents(other) == before
+
+
+def test_an_answer_of_another_federation_is_refused(alice, tmp_path):
+    before = contents(alice)
+    init(tmp_path / "others")
+    answer = sign(alice / "request.pem", tmp_path / "others", tmp_path / "theirs.pem")
+    with pytest.raises(InvalidKeys, match=r"ca\.pem is the authority of another federation than that of"):
+        install(answer, alice)
+    assert contents(alice) == before
+
+
+def answers(alice, operator, strangers):
+    """Return files that are no answer, and what is said of them."""
+    own, ca = (alice / "cert.pem").read_bytes(), (alice / "ca.pem").read_bytes()
+    authority = certificates.Pair(private_key(operator / "ca-key.pem"), certificate(operator / "ca.pem"))
+    public = private_key(alice / "key.pem").public_key()
+    serving = certificates.federator_certificate(authority, ("alice",), public, days=1)
+    late = certificates.client_certificate(authority, "alice", public, days=-1)
+    return {
+        own: "is not a certificate followed by its authority",
+        ca + own: "is not a certificate followed by its authority",
+        own + ca + ca: "is not a certificate followed by its authority",
+        own + (strangers / "ca.pem").read_bytes(): "was not issued by the authority in",
+        serving.public_bytes(Encoding.PEM) + ca: "has no client's certificate",
+        late.public_bytes(Encoding.PEM) + ca: "expired on",
+        b"nonsense": "holds no certificate in PEM",
+    }
+
+
+def test_what_is_no_answer_is_refused(alice, operator, strangers, tmp_path):
+    before = contents(alice)
+    for content, said in answers(alice, operator, strangers).items():
+        (tmp_path / "answer.pem").write_bytes(content)
+        with pytest.raises(InvalidKeys, match=said):
+            install(tmp_path / "answer.pem", alice)
+    assert contents(alice) == before
+
+
+def test_nothing_is_signed_where_the_answer_could_not_be_written(operator, tmp_path):
+    path = request("alice", tmp_path / "alice")
+    secret = (tmp_path / "alice/key.pem").read_bytes()
+    with pytest.raises(InvalidKeys, match=r"out = .*key\.pem exists: name another file"):
+        sign(path, operator, tmp_path / "alice/key.pem")
+    assert (tmp_path / "alice/key.pem").read_bytes() == secret
+    assert not (operator / "clients").exists()
+
+
+def test_an_authority_that_has_expired_signs_nothing(operator, tmp_path):
+    late = certificates.authority("cyber0", days=-1)
+    (operator / "ca.pem").write_bytes(late.pem)
+    (operator / "ca-key.pem").write_bytes(late.key_pem)
+    path = request("alice", tmp_path / "alice")
+    for attempt in (lambda: sign(path, operator, tmp_path / "a.pem"), lambda: certify_federator(operator)):
+        with pytest.raises(InvalidKeys, match=r"ca\.pem expired on .*: the federation needs a new authority"):
+            attempt()
+
+
+@pytest.mark.parametrize("days", [0, -1, 36501])
+def test_days_out_of_range_are_refused(operator, tmp_path, days):
+    path = request("alice", tmp_path / "alice")
+    for attempt in (lambda: sign(path, operator, days=days), lambda: certify_federator(operator, days=days)):
+        with pytest.raises(InvalidKeys, match=f"days = {days}: it must be from 1 to 36500"):
+            attempt()
+
+
+def test_join_says_that_the_certificate_is_still_to_come(tmp_path):
+    folder = request("alice", tmp_path / "alice").parent
+    with pytest.raises(InvalidKeys, match=r"has no certificate yet: send .*request\.pem to the federation's operator"):
+        channel_credentials(folder)
+
+
+# A federator moves to another host
+
+
+def test_a_federator_gets_another_host_and_clients_need_nothing_new(operator, alice):
+    credentials, key = channel_credentials(alice), public_key_of(operator)
+    with pytest.raises(grpc.aio.AioRpcError):
+        served(server_credentials(operator), peer_name, asks(credentials, "new.example.org"))
+    before = contents(operator)
+    certify_federator(operator, ["new.example.org"])
+    assert served(server_credentials(operator), peer_name, asks(credentials, "new.example.org")) == "alice"
+    assert served(server_credentials(operator), peer_name, asks(credentials)) == "alice"
+    assert public_key_of(operator) == key
+    changed = {path.name for path, content in contents(operator).items() if before.get(path) != content}
+    assert changed == {"cert.pem", "cert.pem.old"}
+    path = operator / "federator/cert.pem"
+    assert path.with_name("cert.pem.old").read_bytes() == before[path]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_hosts_are_added_unless_they_are_the_only_ones(tmp_path):
+    loopback, path = certificates.LOOPBACK, tmp_path / "keys/federator/cert.pem"
+    init(tmp_path / "keys", ["old.example.org"], days=3)
+    certify_federator(tmp_path / "keys", ["192.0.2.7", "old.example.org"])
+    assert hosts_of(certificate(path)) == (*loopback, "old.example.org", "192.0.2.7")
+    certify_federator(tmp_path / "keys", ["new.example.org"], only=True)
+    assert hosts_of(certificate(path)) == (*loopback, "new.example.org")
+    certify_federator(tmp_path / "keys")
+    assert hosts_of(certificate(path)) == (*loopback, "new.example.org")
+    assert certificate(path).not_valid_after_utc == certificate(tmp_path / "keys/ca.pem").not_valid_after_utc
+    refused_by(tmp_path / "keys", raw(tmp_path / "keys/federator"))
+
+
+def test_the_federators_private_key_is_not_needed_for_another_host(operator):
+    secret = operator / "federator/key.pem"
+    moved = secret.rename(operator.parent / "elsewhere.pem")
+    certify_federator(operator, ["new.example.org"])
+    moved.rename(secret)
+    server_credentials(operator)
+
+
+def test_a_certificate_that_is_no_federators_gets_no_hosts(operator, strangers):
+    path = operator / "federator/cert.pem"
+    path.write_bytes((strangers / "federator/cert.pem").read_bytes())
+    with pytest.raises(InvalidKeys, match="was not issued by the authority in"):
+        certify_federator(operator, ["new.example.org"])
+    issue("alice", operator)
+    path.write_bytes((operator / "clients/alice/cert.pem").read_bytes())
+    with pytest.raises(InvalidKeys, match="is no federator's"):
+        certify_federator(operator, ["new.example.org"])
+    with pytest.raises(InvalidKeys, match="host = 'a b'"):
+        certify_federator(operator, ["a b"])
+
+
+def test_the_handshake_names_the_command_for_another_host(operator, alice):
+    async def talk(port):
+        return await asyncio.to_thread(refusal, f"127.0.0.2:{port}", alice)
+
+    async def play():
+        server = grpc.aio.server()
+        port = server.add_secure_port("127.0.0.2:0", server_credentials(operator))
+        await server.start()
+        try:
+            return await talk(port)
+        finally:
+            await server.stop(None)
+
+    assert "cyber0 keys host 127.0.0.2 makes one" in asyncio.run(play())
+    certify_federator(operator, ["127.0.0.2"])
+    assert asyncio.run(play()) is None
+
+
+# Public keys
+
+
+def test_a_callers_certificate_is_the_one_it_was_given(operator, alice):
+    def shown(context):
+        return subject_public_key(peer_certificate(context)).hex()
+
+    seen = served(server_credentials(operator), shown, asks(channel_credentials(alice)))
+    key = private_key(alice / "key.pem").public_key()
+    assert bytes.fromhex(seen) == public_key_of(alice) == public_key_of(operator / "clients/alice")
+    assert public_key_of(alice) == key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_a_caller_without_a_certificate_has_none():
+    tokens, server = Tokens(), temporary_credentials()
+    credentials = token_credentials(server.authority, tokens.issue("bob"))
+    assert served(server.credentials, lambda context: str(peer_certificate(context)), asks(credentials)) == "None"
+
+
+def test_a_federators_public_key_is_found_from_either_folder(operator):
+    signer = public_key(operator / "federator/cert.pem")
+    assert public_key_of(operator) == public_key_of(operator / "federator")
+    assert public_key_of(operator) == signer.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+# The commands
+
+
+def said(*words):
+    result = CliRunner().invoke(app, ["keys", *map(str, words)], catch_exceptions=True)
+    return result.output + str(result.exception or "")
+
+
+def test_the_commands(tmp_path):
     folder = tmp_path / "keys"
     assert "192.0.2.7" in said("init", folder, "--host", "192.0.2.7")
     assert "valid until" in said("issue", "alice", "--keys", folder, "--out", tmp_path / "usb")
@@ -350,3 +763,50 @@ def test_the_commands(tmp_path):
     assert "reached as localhost" in shown
     assert "alice" in said("show", tmp_path / "usb")
     assert "holds no certificates" in said("show", tmp_path / "elsewhere")
+
+
+def test_the_commands_of_an_enrolment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    authority = re.search(r"key +((\w{4} ?){8})", said("init", "keys"))[1]
+    key = re.search(r"key +((\w{4} ?){8})", said("request", "alice"))[1]
+    assert f"request, not signed yet, key {key}, alice/request.pem" in said("show", "alice")
+    assert f"request, not signed yet, key {key}, alice/request.pem" in said("show", "alice/request.pem")
+    signed_words = said("sign", "alice/request.pem", "--keys", "keys", "--days", 30)
+    assert "cyber0 keys install alice.pem" in signed_words
+    assert f"{key}: send nothing back unless alice sees the same" in signed_words
+    assert f"{authority}: the operator must see the same" in said("install", "alice.pem")
+    assert client_name(Path("alice")) == "alice"
+    shown = said("show", "keys")
+    assert re.search(f"alice +client, .*, key {key}, keys/clients/alice/cert.pem, private key elsewhere\n", shown)
+    assert re.search(f"cyber0 +authority, .*, key {authority}, keys/ca.pem\n", shown)
+    shown = said("show", "alice")
+    assert re.search("alice/cert.pem, private key here\n", shown)
+    assert "not signed yet" not in shown
+    assert "alice.pem exists" in said("sign", "alice/request.pem", "--keys", "keys")
+    assert "new.example.org" in said("host", "new.example.org", "--keys", "keys")
+    assert "reached as localhost, 127.0.0.1, ::1, new.example.org" in said("show", "keys")
+    assert "for localhost, 127.0.0.1, ::1\n" in said("host", "--keys", "keys", "--only")
+    said("request", "alice", "--out", "new")
+    assert "say --replace" in said("sign", "new/request.pem", "--keys", "keys", "--out", "new.pem")
+    assert "valid until" in said("sign", "new/request.pem", "--keys", "keys", "--out", "new.pem", "--replace")
+
+
+def test_what_a_request_says_does_not_steer_the_terminal(tmp_path):
+    asked_with(new_key(), tmp_path / "request.pem", names=("\x1b[2Jalice\r",), digest=SHA256())
+    asked_with(rsa.generate_private_key(65537, 2048), tmp_path / "other.pem", digest=SHA256())
+    shown = said("show", tmp_path)
+    assert r"\x1b[2Jalice\r" in shown
+    assert "\x1b" not in shown
+    assert "request that cannot be signed" in shown
+
+
+def test_the_commands_of_the_page_can_be_run_one_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    commands = [words[2:] for words in lines if words[:2] == ["cyber0", "keys"]]
+    assert {words[0] for words in commands} == {"init", "request", "sign", "install", "host", "show", "issue"}
+    for words in commands:
+        result = CliRunner().invoke(app, ["keys", *words])
+        assert result.exit_code == 0, (words, result.output, result.exception)
+    assert served(server_credentials(Path("keys")), peer_name, asks(channel_credentials(Path("alice")))) == "alice"

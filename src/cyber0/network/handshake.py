@@ -40,15 +40,18 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, fold
                 return None
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in OTHER_NAME:
-            return f"the federator at {address} has no certificate for {host}: cyber0 keys init --host {host} makes one"
+            return (
+                f"the federator at {address} has no certificate for {host}: on the operator's machine, cyber0 keys "
+                f"host {host} makes one"
+            )
         return (
             f"what answers at {address} is no federator of the authority in {folder / 'ca.pem'}: {error.verify_message}"
         )
     except (ssl.SSLError, ConnectionError):
         return f"what answers at {address} does not speak TLS as a federator does: is the port right?"
     return (
-        f"the federator at {address} refuses {folder / 'cert.pem'}: it must be a client's, made by the federator's "
-        "cyber0 keys issue, and not expired by the federator's clock"
+        f"the federator at {address} refuses {folder / 'cert.pem'}: it must be a client's, made by cyber0 "
+        "keys sign on the operator's machine, and not expired by the federator's clock"
     )
 
 
