@@ -75,6 +75,9 @@ class Agreement(Options):
     clients: Positive = Field(default=40, description="How many clients there are (the paper's n).")
     byzantine: Annotated[int, Field(ge=0)] = Field(default=10, description="How many of them may lie (the paper's b).")
     rule: str = Field(default="cwtm", description="How votes are aggregated, e.g. mean, nnm+cwtm, krum(power=1).")
+    quorum: Positive | None = Field(
+        default=None, description="The fewest votes that decide a round of a federation, more than twice byzantine."
+    )
     directions: Annotated[int, Field(ge=1, le=2**16)] = Field(
         default=64, description="Directions per step (the paper's nu)."
     )
@@ -116,6 +119,11 @@ class Agreement(Options):
             raise ValueError(
                 f"participation = {self.participation} invites {self.invited} of clients = {self.clients}: more than "
                 f"2 x byzantine = {2 * self.byzantine} must be, or no round can be decided"
+            )
+        if self.quorum is not None and not 2 * self.byzantine < self.quorum <= self.invited:
+            raise ValueError(
+                f"quorum = {self.quorum}: it must be from {2 * self.byzantine + 1} (more than 2 x byzantine) to "
+                f"{self.invited}, how many are invited to a round"
             )
         if 0 < self.mu < 2.0**-126:
             raise ValueError(f"mu = {self.mu} is too small for float32: use 0 for exact derivatives")

@@ -17,6 +17,7 @@
     │   ├── InvalidLedger                a file is not a ledger, is damaged, or cannot be written
     │   ├── InvalidExport                a file is not an exported run, or is damaged
     │   ├── InvalidKeys                  a key or certificate is missing, expired or from another authority
+    │   ├── InvalidRoster                a change of the roster cannot be made
     │   ├── InvalidSigner                a file has no key to sign with, or no certificate to verify with
     │   ├── InvalidModel                 a language model cannot be loaded, or not used for a task
     │   ├── InvalidName                  a name is not well formed
@@ -63,6 +64,7 @@ __all__ = [
     "InvalidModel",
     "InvalidName",
     "InvalidParameters",
+    "InvalidRoster",
     "InvalidSigner",
     "InvalidSize",
     "InvalidUserCode",
@@ -149,6 +151,10 @@ class InvalidExport(InputError):
 
 class InvalidSigner(InputError):
     """A file has no key to sign a run with, or no certificate to verify one with."""
+
+
+class InvalidRoster(InputError):
+    """A change of the roster cannot be made, such as one after which too few clients would be left."""
 
 
 class InvalidKeys(InputError):

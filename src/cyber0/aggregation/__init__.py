@@ -22,7 +22,16 @@ from cyber0.aggregation.memory import after, aggregate, begin, with_memory
 from cyber0.aggregation.pre.bucketing import bucketing
 from cyber0.aggregation.pre.clip import clip
 from cyber0.aggregation.pre.nnm import nnm
-from cyber0.aggregation.registry import PREAGGREGATIONS, RULES, Composition, compose, get_rule, is_isometric, is_ours
+from cyber0.aggregation.registry import (
+    PREAGGREGATIONS,
+    RULES,
+    SEMANTICS,
+    Composition,
+    compose,
+    get_rule,
+    is_isometric,
+    is_ours,
+)
 from cyber0.aggregation.rows import namespace, safe_scale, to_numpy
 from cyber0.aggregation.rule import Rule, RuleWithMemory
 from cyber0.aggregation.rules.bulyan import bulyan
@@ -38,6 +47,7 @@ trimmed_mean = cwtm
 __all__ = [
     "PREAGGREGATIONS",
     "RULES",
+    "SEMANTICS",
     "CenteredClippingPrevious",
     "Composition",
     "Rule",

@@ -25,6 +25,7 @@ from cyber0.errors import Cyber0Error, InvalidAggregation
 __all__ = [
     "PREAGGREGATIONS",
     "RULES",
+    "SEMANTICS",
     "Composition",
     "Rule",
     "calling",
@@ -49,6 +50,8 @@ RULES: dict[str, Rule] = {
 }
 PREAGGREGATIONS: dict[str, Rule] = {"bucketing": bucketing, "clip": clip, "nnm": nnm}
 ALIASES = {"trimmed_mean": "cwtm"}
+SEMANTICS = 1  # of what rules compute, to the bit: raised when one changes, and its older self goes to OLDER
+OLDER: dict[int, dict[str, Rule]] = {}  # by version: the steps that were different up to it
 OURS = (*RULES.values(), *PREAGGREGATIONS.values())
 
 PLUS = re.compile(r"\+(?![^(]*\))")  # one that joins two steps, not one inside parentheses
@@ -135,8 +138,10 @@ def compose(*steps: Rule) -> Composition:
     return Composition(tuple(pre), rule, "+".join(map(_name, steps)))
 
 
-def get_rule(name: str | Rule) -> Composition:
+def get_rule(name: str | Rule, semantics: int = SEMANTICS) -> Composition:
     """Return the rule of a name: steps joined by `+`, options in parentheses, a callable as `package.module:object`.
+
+    `semantics` is the version of what rules compute; a ledger names its own, so that it can be verified for good.
 
     >>> get_rule("nnm+trimmed_mean").name
     'nnm+cwtm'
@@ -149,8 +154,14 @@ def get_rule(name: str | Rule) -> Composition:
     if not isinstance(name, str):
         return compose(registry.resolve("rule", name, RULES))
     *first, last = PLUS.split(name)
-    steps = [registry.resolve("pre-aggregation", text, PREAGGREGATIONS) for text in first]
-    return compose(*steps, registry.resolve("rule", last, RULES, aliases=ALIASES, reserved=["memory"]))
+    older = {step: rule for version in range(SEMANTICS - 1, semantics - 1, -1) for step, rule in _older(version)}
+    known, rules = ({**now, **{k: v for k, v in older.items() if k in now}} for now in (PREAGGREGATIONS, RULES))
+    steps = [registry.resolve("pre-aggregation", text, known) for text in first]
+    return compose(*steps, registry.resolve("rule", last, rules, aliases=ALIASES, reserved=["memory"]))
+
+
+def _older(version: int) -> list[tuple[str, Rule]]:
+    return list(OLDER.get(version, {}).items())
 
 
 def is_ours(step: Rule) -> bool:

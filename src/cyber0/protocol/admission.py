@@ -8,7 +8,7 @@ import numpy as np
 from cyber0.protocol.messages import Vote
 from cyber0.protocol.records import Ballot, Verdict
 
-__all__ = ["Votes", "add_late", "admit", "differing", "readmit", "set_apart"]
+__all__ = ["Votes", "add_late", "admit", "differing", "set_apart"]
 
 Ballots = Mapping[str, tuple[Ballot, ...]]
 
@@ -55,13 +55,13 @@ def admit(votes: Votes, client: str, vote: Vote, length: int) -> Votes:
     first = votes.counted.get(client)
     if first is None:
         if reason := _fault(vote.scalars, length):
-            return _exclude(votes, client, _judged(client, "rejected", vote.scalars, length, reason))
+            return _exclude(votes, client, _judged(client, "rejected", vote, length, reason))
         return _count(votes, client, vote)
     if first.values == vote.scalars:
         return votes
     reason = "two different votes for one round"
     both = replace(first, verdict="equivocation", reason=reason)
-    return _exclude(votes, client, both, _judged(client, "equivocation", vote.scalars, length, reason))
+    return _exclude(votes, client, both, _judged(client, "equivocation", vote, length, reason))
 
 
 def add_late(votes: Votes, client: str, vote: Vote) -> Votes:
@@ -70,7 +70,7 @@ def add_late(votes: Votes, client: str, vote: Vote) -> Votes:
     >>> add_late(Votes(), "alice", Vote(6, bytes(4))).ballots("alice")[0].reason
     'round 6 is decided'
     """
-    ballot = Ballot.of(client, "late", vote.scalars, f"round {vote.round} is decided")
+    ballot = Ballot.of(client, "late", vote.scalars, f"round {vote.round} is decided", vote.signature)
     return replace(votes, late={**votes.late, client: ballot})
 
 
@@ -96,13 +96,8 @@ def set_apart(votes: Votes, client: str, reason: str) -> Votes:
     return _exclude(votes, client, replace(votes.counted[client], verdict="rejected", reason=reason))
 
 
-def readmit(votes: Votes, client: str) -> Votes:
-    """Return the votes after a client that was set apart was allowed to vote again in this round."""
-    return replace(votes, excluded=votes.excluded - {client})
-
-
 def _count(votes: Votes, client: str, vote: Vote) -> Votes:
-    counted = {**votes.counted, client: Ballot.of(client, "counted", vote.scalars)}
+    counted = {**votes.counted, client: Ballot.of(client, "counted", vote.scalars, signature=vote.signature)}
     marks = votes.fingerprints
     if vote.fingerprint is not None:
         marks = {**marks, client: vote.fingerprint}
@@ -117,9 +112,9 @@ def _exclude(votes: Votes, client: str, *ballots: Ballot) -> Votes:
     return replace(votes, counted=counted, fingerprints=marks, judged=judged, excluded=votes.excluded | {client})
 
 
-def _judged(client: str, verdict: Verdict, scalars: bytes, length: int, reason: str) -> Ballot:
-    ballot = Ballot.of(client, verdict, scalars, reason)
-    return ballot if len(scalars) == length else ballot.without_values()
+def _judged(client: str, verdict: Verdict, vote: Vote, length: int, reason: str) -> Ballot:
+    ballot = Ballot.of(client, verdict, vote.scalars, reason, vote.signature)
+    return ballot if len(vote.scalars) == length else ballot.without_values()
 
 
 def _fault(scalars: bytes, length: int) -> str:

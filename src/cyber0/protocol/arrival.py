@@ -5,11 +5,13 @@ from collections import Counter
 from dataclasses import replace
 
 from cyber0.errors import InvalidIdentity
-from cyber0.protocol.admission import readmit
+from cyber0.protocol.chain import genesis
 from cyber0.protocol.events import Alarm, Arrived, ClientStream, Effect, HangUp, Notice, RecordIdentity, Replay, Send
-from cyber0.protocol.identity import meaning_from
+from cyber0.protocol.identity import Identity, meaning_from
 from cyber0.protocol.messages import VERSION, Bye, Hello, RoundOpen, Welcome
-from cyber0.protocol.state import Founded, State, Transition
+from cyber0.protocol.roster import Change
+from cyber0.protocol.signing import decoded
+from cyber0.protocol.state import State, Transition
 
 __all__ = ["DIVERGED", "arrive", "farewell", "leave"]
 
@@ -35,7 +37,7 @@ def arrive(state: State, event: Arrived) -> Transition:
     if client in state.present and not state.is_current(stream):
         effects = [HangUp(state.present[client].stream, "another stream of this client took its place")]
     state = replace(state, present={**state.present, client: event})
-    state, more = _found(state) if state.founded is None else _welcome(state, state.founded, event)
+    state, more = _found(state) if state.identity is None else _welcome(state, state.identity, event)
     return state, effects + more
 
 
@@ -49,7 +51,7 @@ def leave(state: State, stream: ClientStream) -> State:
 
 def farewell(state: State) -> Bye:
     """Return the message with which all clients are sent home after the last round."""
-    return Bye(f"all {state.settings.agreement.rounds} rounds are decided", finished=True, final=True)
+    return Bye(f"all {state.who.last} rounds are decided", finished=True, final=True)
 
 
 def _refusal(state: State, event: Arrived) -> str:
@@ -59,33 +61,59 @@ def _refusal(state: State, event: Arrived) -> str:
         return f"it speaks version {hello.version} of the protocol: this federator speaks {VERSION}"
     if hello.name != client:
         return f"it calls itself {hello.name!r}, but its certificate says {client!r}"
-    if client not in state.settings.roster:
+    if client in state.revoked:
+        return "it is revoked"
+    if client not in state.who.places:
         return "it is not on the roster"
+    if reason := _other_key(state, client, hello.key):
+        return reason
     try:
         meaning_from(hello.meaning)
     except InvalidIdentity as error:
         return str(error)
     if hello.layout and hashlib.sha256(hello.layout).digest() != hello.manifest:
         return f"its manifest {hello.manifest.hex()[:16]} is not the digest of the layout it sends"
-    return _other_run(state.founded, hello) or _other_past(state, event)
+    return _other_run(state.identity, hello) or _other_past(state, event)
 
 
-def _other_run(founded: Founded | None, hello: Hello) -> str:
-    if founded is None:
+def _other_key(state: State, client: str, key: bytes) -> str:
+    known = _keys(state)
+    if decoded(key) is None:
+        return "it sends no public key that its votes could be checked by"
+    if (owner := known.get(key)) not in (None, client):
+        return f"its key is that of {owner}: every client needs its own"
+    ours = state.who.key(client)
+    if ours and ours != key and key not in {change.key for change in state.who.pending if change.name == client}:
+        return (
+            f"its key is {key.hex()[:16]}, and the roster has {ours.hex()[:16]}: join with the key it began with, "
+            "or let the operator say cyber0 rotate"
+        )
+    return ""
+
+
+def _keys(state: State) -> dict[bytes, str]:
+    """Return whose public keys are known: those on the roster; before the run is founded, of those who are here."""
+    if state.identity is not None:
+        return state.who.owners
+    return {event.hello.key: client for client, event in state.present.items()}
+
+
+def _other_run(identity: Identity | None, hello: Hello) -> str:
+    if identity is None:
         return f"it belongs to run {hello.run.hex()[:16]}: this one is not founded yet" if hello.run else ""
     pairs = [
-        ("run", hello.run or founded.digest, founded.digest, "start the client anew"),
-        ("manifest", hello.manifest, founded.manifest, "join with the same model and task"),
-        ("base model", hello.base, founded.base, "join with the same pretrained weights"),
+        ("run", hello.run.hex() or identity.digest.hex(), identity.digest.hex(), "start the client anew"),
+        ("manifest", hello.manifest.hex(), identity.manifest, "join with the same model and task"),
+        ("base model", hello.base.hex(), identity.base, "join with the same pretrained weights"),
     ]
     for what, theirs, ours, instead in pairs:
         if theirs != ours:
-            return f"its {what} is {theirs.hex()[:16]}: that of this run is {ours.hex()[:16]}; {instead}"
-    return _other_meaning(founded, hello)
+            return f"its {what} is {theirs[:16]}: that of this run is {ours[:16]}; {instead}"
+    return _other_meaning(identity, hello)
 
 
-def _other_meaning(founded: Founded, hello: Hello) -> str:
-    theirs, ours = meaning_from(hello.meaning), meaning_from(founded.meaning)
+def _other_meaning(identity: Identity, hello: Hello) -> str:
+    theirs, ours = meaning_from(hello.meaning), identity.meaning
     parts = [part for part in sorted({*theirs, *ours}) if theirs.get(part) != ours.get(part)]
     if not parts:
         return ""
@@ -118,32 +146,43 @@ def _found(state: State) -> Transition:
         here = f"{len(state.present)} of {len(state.settings.roster)} are here"
         return state, [Notice(f"{here}: {state.settings.majority} must bring the same model and task")]
     applicants = state.present.values()
-    layout = next((e.hello.layout for e in applicants if e.hello.layout and e.hello.manifest == manifest), b"")
-    founded = Founded.of(state.settings.identity(manifest, base, layout, meaning_from(meaning)))
-    state = replace(state, founded=founded, present={})
-    effects: list[Effect] = [RecordIdentity(founded.identity)]
+    same = [event.hello for event in applicants if event.hello.manifest == manifest]
+    layout = next((hello.layout for hello in same if hello.layout), b"")
+    keys = {event.stream.client: event.hello.key for event in applicants}
+    identity = state.settings.identity(
+        manifest, base, layout, meaning_from(meaning), keys=keys, federator=state.federator
+    )
+    state = replace(state, identity=identity, head=genesis(identity.digest), roster=identity.roster, present={})
+    effects: list[Effect] = [RecordIdentity(identity)]
     for event in applicants:
         state, more = arrive(state, event)
         effects += more
     return state, effects
 
 
-def _welcome(state: State, founded: Founded, event: Arrived) -> Transition:
+def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     stream, client, commits = event.stream, event.stream.client, event.hello.commits
     known = replace(event, hello=replace(event.hello, layout=b""))  # recorded by now
-    state = replace(state, present={**state.present, client: known})
-    effects: list[Effect] = [Send(stream, Welcome(founded.identity, state.round))]
+    state = _enrolled(replace(state, present={**state.present, client: known}), client, event.hello.key)
+    effects: list[Effect] = [Send(stream, Welcome(identity.to_bytes(), state.round, identity.roster.to_bytes()))]
     if commits < state.round:
         effects.append(Replay(stream, commits, state.round))
     effects.append(Send(stream, farewell(state) if state.is_finished else RoundOpen(state.round)))
     effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits"))
-    if client in state.diverged:
-        state = replace(state, diverged=state.diverged - {client}, votes=readmit(state.votes, client))
+    state = replace(state, diverged=state.diverged - {client})
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
-    awaited = state.awaited | {client} if keeps_up else state.awaited - {client}
-    gathering = state.gathering and len(state.present) < len(state.settings.roster)
+    awaited = state.awaited | {client} if keeps_up and state.who.key(client) else state.awaited - {client}
+    gathering = state.gathering and len(state.present) < len(state.who.names)
     state = replace(state, awaited=awaited, gathering=gathering)
     if state.extension is None and not state.is_finished:
         state = replace(state, extension=0)
         effects.append(Alarm(state.round, 0, state.settings.seconds(0)))
     return state, effects
+
+
+def _enrolled(state: State, client: str, key: bytes) -> State:
+    """Return the state in which the key of a client that comes for the first time will be written to the chain."""
+    pending = {change.name for change in (*state.who.pending, *state.proposed) if change.kind == "admit"}
+    if state.who.key(client) or client in pending:
+        return state
+    return replace(state, proposed=(*state.proposed, Change("admit", client, key)))

@@ -1,6 +1,6 @@
 """Messages to bytes and back. Any bytes that arrive give a message or a `RejectedMessage`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from math import isnan
 from typing import Any, cast, get_args
@@ -10,15 +10,16 @@ from google.protobuf.message import DecodeError
 from cyber0.errors import RejectedMessage
 from cyber0.protocol import messages
 from cyber0.protocol import wire_pb2 as wire
-from cyber0.protocol.messages import VERSION, CatchUp, FromClient, FromFederator
+from cyber0.protocol.messages import VERSION, FromClient, FromFederator
 from cyber0.protocol.records import Verdict
 
-__all__ = ["catch_up", "decode_from_client", "decode_from_federator", "encode", "size_limit"]
+__all__ = ["decode_from_client", "decode_from_federator", "encode", "size_limit"]
 
 LIMIT = 2**20  # bytes of a message, where the scalars of a round need no more
-CHUNK = 2**18  # bytes of scalars in a CatchUp
 LAYOUT = 2**19  # bytes of a model's layout: thousands of tensors
 MEANING = 2**14  # bytes of a task's digests
+CHANGES = 2**16  # bytes of changes of the roster
+CERTIFICATE = 2**13  # bytes
 
 # The wire's messages bear the names of ours, field for field.
 ENVELOPES: dict[str, Any] = {
@@ -37,6 +38,14 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "base": (lambda digest: len(digest) == 32, "a digest of 32 bytes"),
     "head": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
     "run": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
+    "key": (lambda key: len(key) in (0, 32, 33), "a public key of 32 or 33 bytes, or empty"),
+    "federator": (lambda key: len(key) in (0, 32, 33), "a public key of 32 or 33 bytes, or empty"),
+    "signature": (lambda signature: len(signature) in (0, 64), "64 bytes, or empty"),
+    "ballots": (lambda hashes: len(hashes) % 32 == 0, "hashes of 32 bytes each"),
+    "anchor": (lambda anchor: len(anchor) in (0, 96), "96 bytes, or empty"),
+    "changes": (lambda changes: len(changes) <= CHANGES, f"at most {CHANGES} bytes"),
+    "change": (lambda change: len(change) <= CHANGES, f"at most {CHANGES} bytes"),
+    "certificate": (lambda certificate: len(certificate) <= CERTIFICATE, f"at most {CERTIFICATE} bytes"),
     "layout": (lambda layout: len(layout) <= LAYOUT, f"at most {LAYOUT} bytes"),
     "meaning": (lambda meaning: len(meaning) <= MEANING, f"at most {MEANING} bytes"),
     "scalars": (lambda scalars: len(scalars) % 4 == 0, "float32 numbers of 4 bytes each"),
@@ -65,7 +74,7 @@ def decode_from_client(data: bytes, limit: int = LIMIT) -> FromClient:
 
     >>> from cyber0.protocol.messages import Vote
     >>> decode_from_client(encode(Vote(7, b"four", fingerprint=9)))
-    Vote(round=7, scalars=b'four', fingerprint=9)
+    Vote(round=7, scalars=b'four', fingerprint=9, signature=b'')
     >>> decode_from_client(b"what?")
     Traceback (most recent call last):
     cyber0.errors.RejectedMessage: the 5 bytes that came are not a message of a client
@@ -90,22 +99,6 @@ def size_limit(scalars: int) -> int:
     (1048576, 4198400)
     """
     return max(LIMIT, 4 * scalars + 4096)
-
-
-def catch_up(first: int, commits: Iterable[bytes], chunk: int = CHUNK) -> Iterator[CatchUp]:
-    """Yield consecutive commits, from round `first` on, in messages of about `chunk` bytes.
-
-    >>> [message.first for message in catch_up(7, [bytes(8)] * 5, chunk=16)]
-    [7, 9, 11]
-    """
-    held: list[bytes] = []
-    for scalars in commits:
-        if held and (len(held) + 1) * len(scalars) > chunk:
-            yield CatchUp(first, b"".join(held))
-            first, held = first + len(held), []
-        held.append(scalars)
-    if held:
-        yield CatchUp(first, b"".join(held))
 
 
 def _decode(data: bytes, limit: int, envelope: wire.ToFederator | wire.ToClient, whose: str) -> Any:

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cyber0.protocol.chain import Head
+from cyber0.protocol.identity import Identity
 from cyber0.protocol.messages import Evaluation, FromFederator, Hello, Vote
 from cyber0.protocol.records import Decision
+from cyber0.protocol.roster import Change
 
 __all__ = [
     "Alarm",
@@ -17,6 +20,7 @@ __all__ = [
     "HangUp",
     "Left",
     "Notice",
+    "Proposed",
     "Received",
     "Record",
     "RecordIdentity",
@@ -34,7 +38,7 @@ class ClientStream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A client said Hello; `head` is the hash of the ledger's chain after `hello.commits` commits, empty if unknown."""
+    """A client said Hello; `head` is the ledger's link after `hello.commits` commits, empty if it is not known."""
 
     stream: ClientStream
     hello: Hello
@@ -43,10 +47,18 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A client sent a vote or an evaluation."""
+    """A client sent a vote or an evaluation; `signed` says whether a vote is signed by its client, on its round's link."""
 
     stream: ClientStream
     message: Vote | Evaluation
+    signed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """The operator, or a client about itself, asks for changes of the roster, all of them or none."""
+
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +97,18 @@ class Replay:
 class RecordIdentity:
     """Write the run's identity to the ledger, durably: a majority of the roster has brought the same model and task."""
 
-    identity: bytes
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Write a decision to the ledger, durably, before any later effect: nothing is sent that is not on disk."""
+    """Sign the link after a decision, and write both to the ledger, durably, before any later effect.
+
+    Nothing is sent that is not on disk. A `Committed` of this round is sent with that signature.
+    """
 
     decision: Decision
+    head: Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +143,5 @@ class Notice:
     text: str
 
 
-Event = Arrived | Received | Left | Deadline
+Event = Arrived | Received | Proposed | Left | Deadline
 Effect = Send | Replay | RecordIdentity | Record | Evaluated | Alarm | HangUp | Notice

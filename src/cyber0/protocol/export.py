@@ -3,31 +3,44 @@ r"""A whole run in one small file: with the base model, all that is needed to re
 Little-endian throughout:
 
     magic            8 bytes, 89 63 79 62 65 72 30 0A ("\x89cyber0\n")
-    version          16 bits, 1
+    version          16 bits, 2
     flags            16 bits; bit 0: the scalars are compressed
-    five sections, each a length of 64 bits and as many bytes:
+    sections, each a length of 64 bits and as many bytes:
         identity     its canonical JSON, compressed (zlib)
         scalars      float32, those of all rounds one after another, compressed where that is shorter
-        commit hash  32 bytes: the last link of the commits' chain
-        votes hash   32 bytes: the last link of the votes' chain; nothing where it is not known
-        seal         nothing, or: rounds (64 bits), commit hash, votes hash (32 bytes each), the length of the
+        commit hash  32 bytes: the last hash of the chain of commits
+        link         32 bytes: the last link; nothing where it is not known
+        seal         nothing, or: rounds (64 bits), commit hash, link (32 bytes each), the length of the
                      fingerprint (8 bits: 0 or 8), the fingerprint, the signature (the rest; nothing: none)
+        roster       the first one, in canonical JSON, compressed
+        layout       of the model, in JSON, compressed; nothing where it is not known
+        anchor       96 bytes: what the last link was made of; nothing where it is not known
+        signature    of the last link, by the federator; nothing where there is none
+        later        the roster after the last round, compressed; nothing where it is the first one
+        reports      what clients signed at the end, in JSON, compressed; nothing where there are none
+        certificates in DER, each after its length of 32 bits
+
+Version 1 ends with the seal, and has roster and layout in the identity.
 """
 
+import json
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
-from cyber0.errors import InvalidExport, InvalidIdentity, InvalidLedger
-from cyber0.protocol.chain import Seal
-from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import ExportedRun, Ledger
+from cyber0.errors import Cyber0Error, InvalidExport, InvalidIdentity, InvalidLedger
+from cyber0.protocol.chain import Anchor, Seal, ballots_hash
+from cyber0.protocol.identity import Identity, layout_bytes
+from cyber0.protocol.ledger import ExportedRun, Ledger, Report
+from cyber0.protocol.roster import Roster, canonical
 
 __all__ = ["exported_run", "from_bytes", "read", "to_bytes", "write"]
 
-MAGIC, VERSION, COMPRESSED = b"\x89cyber0\n", 1, 1
-SECTIONS = 5
-LARGEST = 2**32  # bytes that a section may have when it is no longer compressed
+MAGIC, VERSION, COMPRESSED = b"\x89cyber0\n", 2, 1
+SECTIONS = {1: 5, 2: 12}
+LARGEST = 2**32  # bytes that scalars may have when they are no longer compressed
+SMALL = 2**26  # bytes of any other part
 
 
 def exported_run(ledger: Ledger, rounds: int | None = None) -> ExportedRun:
@@ -48,9 +61,42 @@ def exported_run(ledger: Ledger, rounds: int | None = None) -> ExportedRun:
     last = ledger.head.rounds
     if rounds is not None and not 0 <= rounds <= last:
         raise InvalidLedger(f"round {rounds}: the ledger has {last} rounds")
-    head = ledger.head_at(last if rounds is None else rounds)
-    seals = [seal for seal in ledger.seals if seal.rounds <= head.rounds]
-    return ExportedRun(ledger.identity, ledger.commits(0, head.rounds), head.votes, seals[-1] if seals else None)
+    rounds = last if rounds is None else rounds
+    identity, head = ledger.identity, ledger.head_at(rounds)
+    seals = [seal for seal in ledger.seals if seal.rounds <= rounds]
+    seal = seals[-1] if seals else None
+    run = ExportedRun(identity, ledger.commits(0, rounds), head.link, seal)
+    if identity.protocol == 1 or head.link is None or rounds == 0:
+        return run
+    roster, anchor, signature = _end(ledger, rounds)
+    return ExportedRun(
+        *(identity, run.scalars, head.link, seal, anchor, signature),
+        roster=None if roster == identity.roster else roster,
+        reports=tuple(report for report in ledger.reports if report.rounds == rounds),
+        certificates=tuple(ledger.certificates),
+    )
+
+
+def _end(ledger: Ledger, rounds: int) -> tuple[Roster, Anchor | None, bytes]:
+    """Return the roster after so many rounds, and what the last link was made of, and its signature."""
+    (written,) = ledger.written(rounds - 1, rounds)
+    if rounds == ledger.imported:
+        return ledger.roster if rounds == ledger.head.rounds else ledger.identity.roster, ledger.anchor, written.signature
+    roster = roster_after(ledger, rounds)
+    before = ledger.head_at(rounds - 1).link or bytes(32)
+    return roster, Anchor(before, ballots_hash(written.decision.ballots), roster.digest), written.signature
+
+
+def roster_after(ledger: Ledger, rounds: int) -> Roster:
+    """Return the roster after so many rounds of a ledger."""
+    if rounds == ledger.head.rounds:
+        return ledger.roster
+    if ledger.imported:
+        raise InvalidLedger(f"round {rounds}: how the roster of an imported run changed is not known: export all rounds")
+    roster = ledger.identity.roster
+    for decision in ledger.decisions(0, rounds):
+        roster = roster.after(decision.changes)
+    return roster
 
 
 def to_bytes(run: ExportedRun) -> bytes:
@@ -70,13 +116,29 @@ def to_bytes(run: ExportedRun) -> bytes:
         zlib.compress(run.identity.to_bytes(), 9),
         short if flags else run.scalars,
         run.head.commit,
-        run.votes or b"",
+        run.link or b"",
         _seal_to_bytes(run.seal),
     ]
-    parts = [MAGIC, VERSION.to_bytes(2, "little"), flags.to_bytes(2, "little")]
+    if run.identity.protocol > 1:
+        sections += _later_sections(run)
+    parts = [MAGIC, run.identity.protocol.to_bytes(2, "little"), flags.to_bytes(2, "little")]
     for section in sections:
         parts += [len(section).to_bytes(8, "little"), section]
     return b"".join(parts)
+
+
+def _later_sections(run: ExportedRun) -> list[bytes]:
+    layout = run.identity.layout
+    reports = [[r.client, r.rounds, r.fingerprint, r.signature.hex()] for r in run.reports]
+    return [
+        zlib.compress(run.identity.roster.to_bytes(), 9),
+        b"" if layout is None else zlib.compress(layout_bytes(layout), 9),
+        b"" if run.anchor is None else run.anchor.to_bytes(),
+        run.signature,
+        b"" if run.roster is None else zlib.compress(run.roster.to_bytes(), 9),
+        zlib.compress(canonical(reports), 9) if reports else b"",
+        b"".join(len(der).to_bytes(4, "little") + der for der in run.certificates),
+    ]
 
 
 def from_bytes(data: bytes) -> ExportedRun:
@@ -86,16 +148,64 @@ def from_bytes(data: bytes) -> ExportedRun:
     Traceback (most recent call last):
     cyber0.errors.InvalidExport: this is not an exported run
     """
-    identity, scalars, commit, votes, seal = _sections(data)
-    if len(commit) != 32 or len(votes) not in (0, 32):
+    version, (identity, scalars, commit, link, seal, *later) = _sections(data)
+    if len(commit) != 32 or len(link) not in (0, 32):
         raise InvalidExport("the exported run is damaged: a hash does not have 32 bytes")
+    roster, layout, *rest = later or (b"", b"")
     try:
-        run = ExportedRun(Identity.from_bytes(_decompressed(identity)), scalars, votes or None, _seal_from_bytes(seal))
+        found = Identity.from_bytes(*(_decompressed(part) if part else b"" for part in (identity, roster, layout)))
+        if found.protocol != version:
+            raise InvalidExport(f"the exported run is damaged: version {version} holds a run of {found.protocol}")
+        run = ExportedRun(found, scalars, link or None, _seal_from_bytes(seal), *_later_from_bytes(rest))
     except InvalidIdentity as error:
         raise InvalidExport(f"the exported run is damaged: {error}") from None
     if len(scalars) % (4 * run.identity.plan.scalars) or run.head.commit != commit:
         raise InvalidExport("the exported run is damaged: its scalars do not match the hash at its end")
+    if run.anchor is not None and run.anchor.following(run.head.commit) != run.link:
+        raise InvalidExport("the exported run is damaged: its commits do not match the link at its end")
+    if (run.roster or run.identity.roster).digest != (run.anchor.roster if run.anchor else run.identity.roster.digest):
+        raise InvalidExport("the exported run is damaged: its roster does not match the link at its end")
     return run
+
+
+def _later_from_bytes(sections: list[bytes]) -> tuple[Any, ...]:
+    if not sections:
+        return ()
+    anchor, signature, later, reports, certificates = sections
+    if len(anchor) not in (0, 96) or len(signature) not in (0, 64):
+        raise InvalidExport("the exported run is damaged: its last link cannot be read")
+    try:
+        said = tuple(_report(*fields) for fields in json.loads(_decompressed(reports))) if reports else ()
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, Cyber0Error):
+            raise
+        raise InvalidExport(f"the exported run is damaged: its reports cannot be read: {error}") from None
+    return (
+        Anchor.from_bytes(anchor) if anchor else None,
+        signature,
+        Roster.from_bytes(_decompressed(later)) if later else None,
+        said,
+        tuple(_certificates(certificates)),
+    )
+
+
+def _report(client: Any, rounds: Any, fingerprint: Any, signature: Any) -> Report:
+    if not isinstance(client, str) or type(rounds) is not int or type(fingerprint) is not int:
+        raise InvalidExport("the exported run is damaged: a report cannot be read")
+    if not 0 <= fingerprint < 2**64 or not 0 <= rounds < 2**32:
+        raise InvalidExport("the exported run is damaged: a report is out of range")
+    return Report(client, rounds, fingerprint, bytes.fromhex(signature))
+
+
+def _certificates(data: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    while data:
+        size = int.from_bytes(data[:4], "little")
+        if len(data) < 4 + size or not size:
+            raise InvalidExport("the exported run is damaged: its certificates cannot be read")
+        found.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return found
 
 
 def read(path: Path) -> ExportedRun:
@@ -148,31 +258,33 @@ def is_export(path: Path) -> bool:
         return False
 
 
-def _sections(data: bytes) -> list[bytes]:
+def _sections(data: bytes) -> tuple[int, list[bytes]]:
     if data[:8] != MAGIC:
         raise InvalidExport("this is not an exported run")
     version, flags = int.from_bytes(data[8:10], "little"), int.from_bytes(data[10:12], "little")
-    if version != VERSION or flags & ~COMPRESSED:
-        raise InvalidExport(f"this is an exported run of version {version}: this cyber0 knows version {VERSION}")
+    if version not in SECTIONS or flags & ~COMPRESSED:
+        raise InvalidExport(f"this is an exported run of version {version}: this cyber0 knows versions 1 and {VERSION}")
     sections: list[bytes] = []
     at = 12
-    for _ in range(SECTIONS):
+    for _ in range(SECTIONS[version]):
         length = int.from_bytes(data[at : at + 8], "little")
         sections.append(data[at + 8 : at + 8 + length])
         at += 8 + length
     if at != len(data):
         raise InvalidExport("the exported run is damaged: it ends too early or too late")
     if flags & COMPRESSED:
-        sections[1] = _decompressed(sections[1])
-    return sections
+        sections[1] = _decompressed(sections[1], LARGEST)
+    return version, sections
 
 
-def _decompressed(data: bytes) -> bytes:
+def _decompressed(data: bytes, most: int = SMALL) -> bytes:
     machine = zlib.decompressobj()
     try:
-        content = machine.decompress(data, LARGEST)
+        content = machine.decompress(data, most)
     except zlib.error as error:
         raise InvalidExport(f"the exported run is damaged: {error}") from None
+    if machine.unconsumed_tail:
+        raise InvalidExport(f"the exported run is damaged: a part has more than {most:,} bytes")
     if not machine.eof or machine.unused_data:
         raise InvalidExport("the exported run is damaged: a compressed part ends too early or too late")
     return content
@@ -182,7 +294,7 @@ def _seal_to_bytes(seal: Seal | None) -> bytes:
     if seal is None:
         return b""
     reported = b"" if seal.fingerprint is None else seal.fingerprint.to_bytes(8, "little")
-    numbers = seal.rounds.to_bytes(8, "little") + seal.commit + seal.votes
+    numbers = seal.rounds.to_bytes(8, "little") + seal.commit + seal.link
     return numbers + bytes([len(reported)]) + reported + (seal.signature or b"")
 
 

@@ -1,6 +1,7 @@
 """The identity of a run: what was agreed before its first round. Whoever holds the same one trains the same model.
 
-An identity is JSON: sorted keys, no spaces, UTF-8. Its SHA-256 names the run and is the start of its chain.
+An identity is JSON: sorted keys, no spaces, UTF-8. Its SHA-256 names the run and is the start of its chain. It has the
+roster and the model's layout by their digests; both are kept beside it.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
+from cyber0.aggregation import SEMANTICS
 from cyber0.commit import Commit
 from cyber0.config import Agreement, RunConfig
 from cyber0.directions.select import host, is_numpy
@@ -17,45 +19,66 @@ from cyber0.errors import Cyber0Error, InvalidIdentity, UnknownName
 from cyber0.parameters import Entry, Manifest, Parameters
 from cyber0.plan import Plan
 from cyber0.protocol.records import Decision, from_wire
+from cyber0.protocol.roster import Roster, canonical
 
 __all__ = ["PROTOCOL", "Identity", "base_digest", "layout_bytes", "layout_from", "meaning_bytes", "meaning_from"]
 
-PROTOCOL = 1
-FIELDS = ("agreement", "base", "keep_votes", "layout", "manifest", "meaning", "protocol", "roster")
-FIRST_FIELDS = ("base", "config", "keep_votes", "layout", "manifest", "protocol", "roster")  # of the first ledgers
+PROTOCOL = 2
+FIELDS = ("agreement", "base", "federator", "keep_votes", "manifest", "meaning", "protocol", "roster", "semantics")
+OLDER = (  # those of version 1, and of the first ledgers
+    ("agreement", "base", "keep_votes", "layout", "manifest", "meaning", "protocol", "roster"),
+    ("base", "config", "keep_votes", "layout", "manifest", "protocol", "roster"),
+)
 BASE_DOMAIN = b"cyber0 base 1\0"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What the parties agreed on, the roster in order, and the digests of the model's layout and initial weights.
+    """What the parties agreed on, the roster that they begin with, and digests of the model's layout and weights.
 
-    `layout` is the manifest itself, if whoever founds the run knows it: a federator has no model, and may not.
-    `meaning` has a digest for each part of the task that decides what a label means: its words, its prompt, and so on.
+    Args:
+        agreement: What all parties share.
+        roster: Who takes part at first.
+        manifest: The digest of the model's layout.
+        base: The digest of its initial weights.
+        layout: The layout itself, if whoever founds the run knows it: a federator has no model, and may not.
+        keep_votes: Whether the ledger keeps the values of votes; otherwise their digests.
+        meaning: A digest for each part of the task that decides what a label means: its words, its prompt, and so on.
+        federator: The public key that signs every link of the chain; empty in a simulated run.
+        protocol: The version of the protocol.
+        semantics: The version of what rules compute, so that a rule whose bits change later stays what it was.
+        written: The bytes it was read from, if it was read: they may lack keys that are newer than they are.
 
     >>> import numpy as np
+    >>> from dataclasses import replace
     >>> parameters = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> identity = Identity.of(Agreement(clients=3, byzantine=1), ["ann", "bob", "cy"], parameters)
     >>> identity.manifest == parameters.manifest.digest
     True
-    >>> Identity.from_bytes(identity.to_bytes()) == identity
+    >>> Identity.from_bytes(identity.to_bytes(), identity.roster.to_bytes()) == replace(identity, layout=None)
     True
+
     """
 
     agreement: Agreement
-    roster: tuple[str, ...]
+    roster: Roster
     manifest: str
     base: str
     layout: Manifest | None = None
     keep_votes: bool = True
     meaning: Mapping[str, str] = field(default_factory=dict[str, str])
-    # The bytes it was read from, if it was read: they may lack keys that are newer than they are.
+    federator: bytes = b""
+    protocol: int = PROTOCOL
+    semantics: int = SEMANTICS
     written: bytes | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.agreement, RunConfig):  # of which all but the agreement is no matter of the other parties
             object.__setattr__(self, "agreement", self.agreement.agreement)
-        _check_roster(self.roster, self.agreement.clients)
+        if len(self.roster.names) != self.agreement.clients:
+            raise InvalidIdentity(
+                f"roster names {len(self.roster.names)} clients, but clients = {self.agreement.clients}"
+            )
         _check_digest("manifest", self.manifest)
         _check_digest("base", self.base)
         for part, digest in self.meaning.items():
@@ -72,11 +95,14 @@ class Identity:
         *,
         keep_votes: bool = True,
         meaning: Mapping[str, str] | None = None,
+        keys: Mapping[str, bytes] | None = None,
+        federator: bytes = b"",
     ) -> "Identity":
-        """Return the identity of a run that starts from these weights."""
+        """Return the identity of a run that starts from these weights, with clients of these names and public keys."""
         manifest = parameters.manifest
-        digests = manifest.digest, base_digest(parameters)
-        return cls(agreement, tuple(roster), *digests, manifest, keep_votes, dict(meaning or {}))
+        agreement = agreement.agreement if isinstance(agreement, RunConfig) else agreement
+        who, digests = Roster.of(agreement, roster, keys), (manifest.digest, base_digest(parameters))
+        return cls(agreement, who, *digests, manifest, keep_votes, dict(meaning or {}), federator)
 
     @cached_property
     def plan(self) -> Plan:
@@ -87,6 +113,11 @@ class Identity:
     def digest(self) -> bytes:
         """The name of the run: SHA-256 of its bytes."""
         return hashlib.sha256(self.to_bytes()).digest()
+
+    @property
+    def signs(self) -> bool:
+        """Whether votes and links of this run are signed."""
+        return self.protocol > 1 and bool(self.federator)
 
     def commit(self, decision: Decision) -> Commit:
         """Return the commit of a decided round, which parameters can apply."""
@@ -99,39 +130,38 @@ class Identity:
         fields = {
             "agreement": self.agreement.model_dump(mode="json"),
             "base": self.base,
+            "federator": self.federator.hex(),
             "keep_votes": self.keep_votes,
-            "layout": None if self.layout is None else [[e.name, list(e.shape), e.dtype] for e in self.layout.entries],
             "manifest": self.manifest,
             "meaning": dict(self.meaning),
             "protocol": PROTOCOL,
-            "roster": list(self.roster),
+            "roster": self.roster.digest.hex(),
+            "semantics": self.semantics,
         }
-        return _canonical(fields)
+        return canonical(fields)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Identity":
+    def from_bytes(cls, data: bytes, roster: bytes = b"", layout: bytes = b"") -> "Identity":
         """Return the identity in these bytes; unknown fields and JSON that is not canonical are refused.
 
-        An agreement may lack keys that are newer than it: they have their defaults, and its digest stays. The first
-        ledgers have the whole configuration of a run in its place, of which the agreement is a part.
+        An agreement may lack keys that are newer than it: they have their defaults, and its digest stays. In version 1
+        roster and layout are in the identity itself; the first ledgers have the whole configuration of a run in place
+        of the agreement, which is a part of it.
 
-        >>> Identity.from_bytes(b'{"protocol": 2}')
+        >>> Identity.from_bytes(b'{"protocol": 3}')
         Traceback (most recent call last):
-        cyber0.errors.InvalidIdentity: protocol = 2: this version of cyber0 speaks protocol 1
+        cyber0.errors.InvalidIdentity: protocol = 3: this version of cyber0 speaks protocol 2, and reads 1
         """
         fields = _fields(data)
         try:
-            layout = None if fields["layout"] is None else _layout(fields["layout"])
-            agreement, roster = _agreement(fields), tuple(fields["roster"])
-            digests = fields["manifest"], fields["base"]
-            identity = cls(agreement, roster, *digests, layout, fields["keep_votes"], fields.get("meaning", {}))
+            identity = _first(fields) if fields["protocol"] == 1 else _second(fields, roster, layout)
             object.__setattr__(identity, "written", data)
-            canonical = _canonical(fields)
+            canonical_data = canonical(fields)
         except InvalidIdentity:
             raise
         except (Cyber0Error, TypeError, ValueError, KeyError) as error:
             raise InvalidIdentity(f"the identity cannot be used: {error}") from None
-        if canonical != data:
+        if canonical_data != data:
             raise InvalidIdentity("the identity is not written in the canonical way")
         return identity
 
@@ -185,7 +215,7 @@ def meaning_bytes(meaning: Mapping[str, str]) -> bytes:
     >>> meaning_bytes({"words": "00", "prompt": "ff"})
     b'{"prompt":"ff","words":"00"}'
     """
-    return _canonical(dict(meaning))
+    return canonical(dict(meaning))
 
 
 def meaning_from(data: bytes) -> dict[str, str]:
@@ -204,10 +234,6 @@ def meaning_from(data: bytes) -> dict[str, str]:
     return found
 
 
-def _canonical(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
 def _fields(data: bytes) -> dict[str, Any]:
     try:
         loaded = json.loads(data)
@@ -216,16 +242,52 @@ def _fields(data: bytes) -> dict[str, Any]:
     if not isinstance(loaded, dict) or "protocol" not in loaded:
         raise InvalidIdentity("the identity names no protocol")
     fields = cast("dict[str, Any]", loaded)
-    if fields["protocol"] != PROTOCOL:
-        raise InvalidIdentity(f"protocol = {fields['protocol']!r}: this version of cyber0 speaks protocol {PROTOCOL}")
+    if fields["protocol"] not in (1, PROTOCOL) or type(fields["protocol"]) is not int:
+        raise InvalidIdentity(
+            f"protocol = {fields['protocol']!r}: this version of cyber0 speaks protocol {PROTOCOL}, and reads 1"
+        )
     if not isinstance(fields.get("keep_votes", True), bool):
         raise InvalidIdentity(f"keep_votes = {fields['keep_votes']!r} must be true or false")
-    known = FIRST_FIELDS if "config" in fields else FIELDS
+    known = FIELDS if fields["protocol"] == PROTOCOL else OLDER["config" in fields]
     for name in (*known, *fields):
         if name not in known or name not in fields:
             problem = "is missing" if name in known else "is unknown"
             raise InvalidIdentity(f"the identity's field {name!r} {problem}: it has {', '.join(known)}")
     return fields
+
+
+def _first(fields: dict[str, Any]) -> Identity:
+    layout = None if fields["layout"] is None else _layout(fields["layout"])
+    agreement = _agreement(fields)
+    return Identity(
+        agreement,
+        Roster.of(agreement, fields["roster"]),
+        fields["manifest"],
+        fields["base"],
+        layout,
+        fields["keep_votes"],
+        fields.get("meaning", {}),
+        protocol=1,
+    )
+
+
+def _second(fields: dict[str, Any], roster: bytes, layout: bytes) -> Identity:
+    who = Roster.from_bytes(roster)
+    if who.digest.hex() != fields["roster"]:
+        raise InvalidIdentity(f"roster = {fields['roster']} is not the digest of the roster, {who.digest.hex()}")
+    if not isinstance(fields["semantics"], int) or not 1 <= fields["semantics"] <= SEMANTICS:
+        raise InvalidIdentity(f"semantics = {fields['semantics']!r}: this version of cyber0 knows 1 to {SEMANTICS}")
+    return Identity(
+        _agreement(fields),
+        who,
+        fields["manifest"],
+        fields["base"],
+        layout_from(layout) if layout else None,
+        fields["keep_votes"],
+        fields["meaning"],
+        bytes.fromhex(fields["federator"]),
+        semantics=fields["semantics"],
+    )
 
 
 def _agreement(fields: dict[str, Any]) -> Agreement:
@@ -254,13 +316,3 @@ def _layout(layout: Sequence[Any]) -> Manifest:
     if not entries or len({entry.name for entry in entries}) < len(entries):
         raise InvalidIdentity("layout: it must name at least one tensor, and none twice")
     return Manifest(tuple(entries))
-
-
-def _check_roster(roster: Sequence[Any], clients: int) -> None:
-    if not all(isinstance(name, str) and name for name in roster):
-        raise InvalidIdentity(f"roster = {list(roster)!r}: a client's name is text, and not empty")
-    if len(set(roster)) < len(roster):
-        twice = next(name for name in roster if list(roster).count(name) > 1)
-        raise InvalidIdentity(f"roster: {twice!r} is named twice")
-    if len(roster) != clients:
-        raise InvalidIdentity(f"roster names {len(roster)} clients, but clients = {clients}")

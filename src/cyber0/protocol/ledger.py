@@ -1,5 +1,7 @@
 """The record of a run: its identity, then every round with its votes, each chained to the one before by hashes.
 
+A ledger of version 1 is read, verified and replayed; rounds are appended in version 2 only.
+
 `Ledger` is the interface; `Memory` keeps one in memory, `cyber0.protocol.sqlite.File` on disk.
 """
 
@@ -9,27 +11,48 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from cyber0.errors import InvalidLedger
-from cyber0.protocol.chain import Head, Seal, advance, commit_hashes, genesis
+from cyber0.protocol.chain import Anchor, Head, Seal, advance, commit_hashes, genesis
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.records import Ballot, Decision
+from cyber0.protocol.roster import Roster
 
-__all__ = ["ExportedRun", "Ledger", "Memory", "Written"]
+__all__ = ["ExportedRun", "Ledger", "Memory", "Report", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A round as a ledger holds it: what was decided, and the hashes of the two chains after it."""
+    """A round as a ledger holds it: what was decided, the hash of the commits and the link after it, its signature."""
 
     decision: Decision
     commit: bytes
-    votes: bytes | None
+    link: bytes | None
+    signature: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a client signs after the last round: the rounds it holds, and the fingerprint of its weights."""
+
+    client: str
+    rounds: int
+    fingerprint: int
+    signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedRun:
     """A run without its votes: all that is needed to rebuild its model, or to continue it.
 
-    `scalars` are those of all rounds, one after another; `votes` is the last hash of the votes' chain, if it is known.
+    Args:
+        identity: Of the run.
+        scalars: Those of all rounds, one after another.
+        link: The last link of its chain, if it is known.
+        seal: The last seal.
+        anchor: What the last link was made of, by which the commits fit it.
+        signature: The federator's, of the last link.
+        roster: The roster after the last round, if it is not the first one any more.
+        reports: What clients signed at the end.
+        certificates: Of the federator and of clients, in DER.
 
     >>> import numpy as np
     >>> from cyber0.config import Agreement
@@ -39,12 +62,18 @@ class ExportedRun:
     >>> run = ExportedRun(identity, scalars=bytes(3 * 8))
     >>> run.rounds, run.head.rounds
     (3, 3)
+
     """
 
     identity: Identity
     scalars: bytes
-    votes: bytes | None = None
+    link: bytes | None = None
     seal: Seal | None = None
+    anchor: Anchor | None = None
+    signature: bytes = b""
+    roster: Roster | None = None
+    reports: tuple[Report, ...] = ()
+    certificates: tuple[bytes, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -59,7 +88,7 @@ class ExportedRun:
     @property
     def head(self) -> Head:
         """Its last round and hashes."""
-        return Head(self.rounds, self.hashes[-1] if self.rounds else self.identity.digest, self.votes)
+        return Head(self.rounds, self.hashes[-1] if self.rounds else self.identity.digest, self.link)
 
 
 class Ledger(Protocol):
@@ -82,7 +111,12 @@ class Ledger(Protocol):
 
     @property
     def head(self) -> Head:
-        """The number of rounds, and the last hash of each chain."""
+        """The number of rounds, the last hash of the commits, and the last link."""
+        ...
+
+    @property
+    def roster(self) -> Roster:
+        """The roster of the next round."""
         ...
 
     def found(self, identity: Identity) -> None:
@@ -93,8 +127,8 @@ class Ledger(Protocol):
         """Begin with a run that has been played elsewhere, without its votes."""
         ...
 
-    def append(self, decision: Decision) -> Head:
-        """Write the next round, durably; any other round is refused."""
+    def append(self, decision: Decision, signature: bytes = b"") -> Head:
+        """Write the next round, with the signature of its link, durably; any other round is refused."""
         ...
 
     def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
@@ -122,6 +156,29 @@ class Ledger(Protocol):
         """The seals, by rounds."""
         ...
 
+    def report(self, report: Report) -> None:
+        """Write what a client signed at the end; another one of the same client is replaced."""
+        ...
+
+    @property
+    def reports(self) -> list[Report]:
+        """What clients signed at the end."""
+        ...
+
+    def certify(self, certificate: bytes) -> None:
+        """Keep a certificate, in DER, by which the authority of a key can be checked."""
+        ...
+
+    @property
+    def certificates(self) -> list[bytes]:
+        """The certificates, in DER."""
+        ...
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """Of a run that was imported: what the link after the last imported round was made of, if that is known."""
+        ...
+
     def faults(self) -> list[tuple[int, str]]:
         """Return the rounds whose rows no federator would have written so, and why; they were changed afterwards."""
         ...
@@ -135,8 +192,10 @@ def prepared(identity: Identity, head: Head, decision: Decision) -> Decision:
     """Return a decision as it is to be written; one that is not the next, or does not fit the run, is refused."""
     if decision.round != head.rounds:
         raise InvalidLedger(f"round {decision.round} cannot be appended: the next one is {head.rounds}")
-    if head.votes is None:
-        raise InvalidLedger("this run was imported without the last hash of its votes: it cannot be continued")
+    if identity.protocol == 1:
+        raise InvalidLedger("this run is of version 1: it can be verified, replayed and exported, but not continued")
+    if head.link is None:
+        raise InvalidLedger("this run was imported without the last link of its chain: it cannot be continued")
     if len(decision.scalars) != 4 * identity.plan.scalars:
         raise InvalidLedger(
             f"round {decision.round} has {len(decision.scalars)} bytes of scalars, not {4 * identity.plan.scalars}"
@@ -148,7 +207,7 @@ def prepared(identity: Identity, head: Head, decision: Decision) -> Decision:
 
 def check_seal(seal: Seal, head: Head) -> None:
     """Refuse a seal on another head."""
-    if seal.commit != head.commit or head.votes not in (None, seal.votes):
+    if seal.commit != head.commit or head.link not in (None, seal.link):
         raise InvalidLedger(f"the seal on {seal.rounds} rounds does not match the ledger")
 
 
@@ -170,6 +229,10 @@ class Memory:
         self._imported = 0
         self._written: list[Written] = []
         self._seals: dict[int, Seal] = {}
+        self._roster: Roster | None = None
+        self._anchor: Anchor | None = None
+        self._reports: dict[str, Report] = {}
+        self._certificates: dict[bytes, None] = {}
 
     @property
     def identity(self) -> Identity:
@@ -193,6 +256,11 @@ class Memory:
         """As in `Ledger`."""
         return self.head_at(len(self._written))
 
+    @property
+    def roster(self) -> Roster:
+        """As in `Ledger`."""
+        return self._roster or self.identity.roster
+
     def found(self, identity: Identity) -> None:
         """As in `Ledger`."""
         if self._identity is not None:
@@ -203,15 +271,19 @@ class Memory:
         """As in `Ledger`."""
         self.found(run.identity)
         self._written.extend(imported_rounds(run))
-        self._imported = run.rounds
+        self._imported, self._roster, self._anchor = run.rounds, run.roster, run.anchor
+        self._reports = {report.client: report for report in run.reports}
+        self._certificates = dict.fromkeys(run.certificates)
         if run.seal is not None:
             self._seals[run.seal.rounds] = run.seal
 
-    def append(self, decision: Decision) -> Head:
+    def append(self, decision: Decision, signature: bytes = b"") -> Head:
         """As in `Ledger`."""
         decision = prepared(self.identity, self.head, decision)
-        head = advance(self.head, decision)
-        self._written.append(Written(decision, head.commit, head.votes))
+        roster = self.roster.after(decision.changes)
+        head = advance(self.head, decision, roster)
+        self._written.append(Written(decision, head.commit, head.link, signature))
+        self._roster = roster
         return head
 
     def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
@@ -233,7 +305,7 @@ class Memory:
         if rounds == 0:
             return genesis(self.identity.digest)
         last = self._written[rounds - 1]
-        return Head(rounds, last.commit, last.votes)
+        return Head(rounds, last.commit, last.link)
 
     def seal(self, seal: Seal) -> None:
         """As in `Ledger`."""
@@ -244,6 +316,29 @@ class Memory:
     def seals(self) -> list[Seal]:
         """As in `Ledger`."""
         return [self._seals[rounds] for rounds in sorted(self._seals)]
+
+    def report(self, report: Report) -> None:
+        """As in `Ledger`."""
+        self._reports[report.client] = report
+
+    @property
+    def reports(self) -> list[Report]:
+        """As in `Ledger`."""
+        return [self._reports[client] for client in sorted(self._reports)]
+
+    def certify(self, certificate: bytes) -> None:
+        """As in `Ledger`."""
+        self._certificates[certificate] = None
+
+    @property
+    def certificates(self) -> list[bytes]:
+        """As in `Ledger`."""
+        return list(self._certificates)
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """As in `Ledger`."""
+        return self._anchor
 
     def faults(self) -> list[tuple[int, str]]:
         """As in `Ledger`."""
@@ -260,8 +355,11 @@ class Memory:
 
 
 def imported_rounds(run: ExportedRun) -> Iterator[Written]:
-    """Yield the rounds of a run as a ledger writes them; only the last has a hash of the votes' chain."""
+    """Yield the rounds of a run as a ledger writes them; only the last has a link, and its signature."""
     width, last = 4 * run.identity.plan.scalars, run.rounds - 1
     for round, commit in enumerate(run.hashes):  # noqa: A001
         decision = Decision(round, run.scalars[round * width : (round + 1) * width], ())
-        yield Written(decision, commit, run.votes if round == last else None)
+        if round == last:
+            yield Written(decision, commit, run.link, run.signature)
+        else:
+            yield Written(decision, commit, None)

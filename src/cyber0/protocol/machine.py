@@ -3,6 +3,9 @@
 A round is decided as soon as everybody it waits for has voted and a quorum is in. It waits for the invited clients
 that are present and keep up; at the deadline it stops waiting for those that have not voted. With too few votes by
 then the deadline is extended, and the votes that were admitted stand. The commit of a round opens the next one.
+
+A vote counts if its client has signed it on the link of its round. Changes of the roster are written with the next round
+that is decided, and are in force from the second round after it on.
 """
 
 from dataclasses import replace
@@ -11,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from cyber0 import aggregation
-from cyber0.errors import InvalidAggregation, InvalidCommit
+from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit
 from cyber0.protocol.admission import Votes, add_late, admit, differing, set_apart
 from cyber0.protocol.arrival import DIVERGED, arrive, farewell, leave
+from cyber0.protocol.chain import advance, ballots_hash
 from cyber0.protocol.decide import decide
 from cyber0.protocol.events import (
     Alarm,
@@ -23,17 +27,20 @@ from cyber0.protocol.events import (
     Effect,
     Evaluated,
     Event,
+    HangUp,
     Left,
     Notice,
+    Proposed,
     Received,
     Record,
     Send,
 )
-from cyber0.protocol.messages import Committed, Evaluation, Rejection, RoundOpen, Vote
+from cyber0.protocol.messages import Bye, Committed, Evaluation, Rejection, RoundOpen, Vote
 from cyber0.protocol.records import Ballot, Decision, to_wire
-from cyber0.protocol.state import Founded, State, Transition, begin, resume
+from cyber0.protocol.roster import Change, Roster, changes_to_bytes
+from cyber0.protocol.state import State, Transition, begin, resume
 
-__all__ = ["Founded", "State", "begin", "resume", "step"]
+__all__ = ["State", "begin", "resume", "step"]
 
 
 def step(state: State, event: Event) -> Transition:
@@ -42,9 +49,10 @@ def step(state: State, event: Event) -> Transition:
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.messages import Hello
     >>> from cyber0.protocol.settings import Settings
-    >>> alice = ClientStream("alice")
+    >>> from cyber0.protocol.signing import encoded, new_key
+    >>> alice, key = ClientStream("alice"), encoded(new_key().public_key())
     >>> state = begin(Settings.of(RunConfig(clients=1, byzantine=0, rule="mean", directions=1), ("alice",)))
-    >>> state, _ = step(state, Arrived(alice, Hello("alice", bytes(32), bytes(32))))
+    >>> state, _ = step(state, Arrived(alice, Hello("alice", bytes(32), bytes(32), key=key)))
     >>> state, effects = step(state, Received(alice, Vote(0, bytes(4))))
     >>> [type(effect).__name__ for effect in effects], state.round
     (['Record', 'Send', 'Alarm'], 1)
@@ -54,8 +62,10 @@ def step(state: State, event: Event) -> Transition:
             state, effects = arrive(state, event)
         case Left(stream):
             state, effects = leave(state, stream), []
-        case Received(stream, message):
-            state, effects = _receive(state, stream, message)
+        case Received():
+            state, effects = _receive(state, event)
+        case Proposed(changes):
+            state, effects = _propose(state, changes)
         case Deadline(number, extension):
             if (number, extension) != (state.round, state.extension):
                 return state, []  # that round is decided
@@ -63,25 +73,75 @@ def step(state: State, event: Event) -> Transition:
     return _decide_if_complete(state, effects)
 
 
-def _receive(state: State, stream: ClientStream, message: Vote | Evaluation) -> Transition:
-    if state.founded is None or not state.is_current(stream):
+def _receive(state: State, event: Received) -> Transition:
+    stream, message = event.stream, event.message
+    if state.identity is None or not state.is_current(stream):
         return state, []
     if isinstance(message, Evaluation):
         evaluates = state.present[stream.client].hello.evaluates
         return state, [Evaluated(stream.client, message)] if evaluates else []
-    if message.round < state.round:
-        return _late(state, stream, message)
-    if reason := _reason_to_reject(state, stream.client, message):
+    if message.round < state.round - 1:
+        return state, []
+    if reason := _reason_to_reject(state, event, message):
         return state, [Send(stream, Rejection(message.round, "rejected", reason, replay=reason == DIVERGED))]
-    return _vote(state, stream, message)
+    return _late(state, stream, message) if message.round < state.round else _vote(state, stream, message)
 
 
-def _reason_to_reject(state: State, client: str, vote: Vote) -> str:
-    if vote.round > state.round or state.is_finished:
+def _reason_to_reject(state: State, event: Received, vote: Vote) -> str:
+    """Return why a vote is not even recorded; an empty text if it is."""
+    client = event.stream.client
+    if vote.round > state.round or (vote.round == state.round and state.is_finished):
         return f"round {vote.round} is not open: {state.round} rounds are decided"
-    if client not in state.settings.voters(vote.round):
+    if not event.signed:
+        if not state.who.key(client):
+            return "its key is not in the chain yet: it counts two rounds after it has come"
+        return f"it is not signed by {client} on the link after {vote.round} rounds"
+    if vote.round == state.round and client not in state.voters:
         return f"it is not invited to round {vote.round}"
     return DIVERGED if client in state.diverged else ""
+
+
+def _propose(state: State, changes: tuple[Change, ...]) -> Transition:
+    """Take changes of the roster, to be written with the open round; a client that is revoked is cut off at once."""
+    if state.identity is None:
+        return state, [Notice("the roster cannot be changed before the run is founded")]
+    try:
+        proposed = _completed(state, (*state.proposed, *changes))
+    except Cyber0Error as error:
+        return state, [Notice(f"the roster stays as it is: {error}")]
+    gone = {change.name for change in changes if change.kind == "revoke"}
+    effects: list[Effect] = [Notice(_sentence(change)) for change in changes]
+    for client in sorted(gone & state.present.keys()):
+        stream = state.present[client].stream
+        effects += [Send(stream, Bye("it is revoked", final=True)), HangUp(stream, "it is revoked")]
+        state = leave(state, stream)
+    return replace(state, proposed=proposed, revoked=state.revoked | gone), effects
+
+
+def _completed(state: State, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Return changes with the quorum that goes with them; raise an error if they cannot be made."""
+    plain = tuple(change for change in changes if change.kind != "quorum")
+    later = replace(state.who.in_force(), pending=())
+    later.check(plain)
+    names = [*later.names, *(c.name for c in plain if c.kind == "admit" and c.name not in later.places)]
+    clients = len(names) - sum(change.kind == "revoke" for change in plain)
+    byzantine = next((c.number for c in reversed(plain) if c.kind == "byzantine"), later.byzantine)
+    quorum = state.settings.quorum_of(clients, byzantine)
+    completed = plain if quorum == later.quorum else (*plain, Change("quorum", number=quorum))
+    later.check(completed)
+    return completed
+
+
+def _sentence(change: Change) -> str:
+    what = {
+        "admit": f"{change.name} is admitted with the key {change.key.hex()[:16]}",
+        "revoke": f"{change.name} is revoked",
+        "rotate": f"{change.name} has a new key, {change.key.hex()[:16]}",
+        "extend": f"the run has {change.number} rounds",
+        "byzantine": f"{change.number} clients may lie",
+        "quorum": f"{change.number} votes decide a round",
+    }
+    return f"{what[change.kind]}: in force two rounds after it is written"
 
 
 def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
@@ -94,15 +154,13 @@ def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
 
 
 def _late(state: State, stream: ClientStream, vote: Vote) -> Transition:
-    """Take a vote for a decided round. It shows that the client keeps up, so the open round waits for it."""
-    client, last = stream.client, state.round - 1
-    if vote.round < last or client in state.diverged or client not in state.settings.voters(last):
-        return state, []
+    """Take a vote for the round before. It shows that the client keeps up, so the open round waits for it."""
+    client = stream.client
     state, voted = replace(state, awaited=state.awaited | {client}, voted=state.voted | {client}), state.voted
     if client in voted or len(vote.scalars) != state.settings.vote_bytes:
         return state, []
     votes = add_late(state.votes, client, vote)
-    return replace(state, votes=votes), _rejection(stream, last, votes.late[client])
+    return replace(state, votes=votes), _rejection(stream, vote.round, votes.late[client])
 
 
 def _rejection(stream: ClientStream, number: int, ballot: Ballot) -> list[Effect]:
@@ -126,14 +184,14 @@ def _waited_for(state: State) -> frozenset[str]:
     """
     excused = {client for client, times in state.missed.items() if state.round % 2**times}
     missing = state.awaited - state.votes.counted.keys() - state.votes.excluded - excused
-    return missing.intersection(state.settings.voters(state.round)) if missing else missing
+    return missing.intersection(state.voters) if missing else missing
 
 
 def _extend(state: State, effects: list[Effect]) -> Transition:
     settings, extension = state.settings, (state.extension or 0) + 1
-    missing = set(settings.voters(state.round)) - state.votes.counted.keys() - state.votes.excluded
+    missing = set(state.voters) - state.votes.counted.keys() - state.votes.excluded
     effects += [Send(event.stream, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
-    have = f"{len(state.votes.counted)} votes of at least {settings.quorum}"
+    have = f"{len(state.votes.counted)} votes of at least {state.who.quorum}"
     effects.append(Notice(f"round {state.round}: {have} at the deadline, which is extended"))
     effects.append(Alarm(state.round, extension, settings.seconds(extension)))
     return replace(state, extension=extension), effects
@@ -158,7 +216,7 @@ def _decide_if_complete(state: State, effects: list[Effect]) -> Transition:
 def _is_complete(state: State) -> bool:
     """Return whether a quorum of votes is in, and the vote of everybody the round waits for."""
     counted = state.votes.counted
-    if len(counted) < state.settings.quorum or state.gathering or state.is_finished:
+    if len(counted) < state.who.quorum or state.gathering or state.is_finished:
         return False
     if state.tried and state.tried == frozenset(counted):
         return False
@@ -183,22 +241,40 @@ def _compare(state: State) -> Transition:
 
 def _decision(state: State) -> tuple[Decision, Any]:
     """Return what the rule makes of the votes, in roster order, and its memory after that."""
-    settings, counted = state.settings, state.votes.counted
-    values = b"".join(counted[name].values or b"" for name in settings.roster if name in counted)
+    settings, roster, counted = state.settings, state.who, state.votes.counted
+    values = b"".join(counted[name].values or b"" for name in roster.names if name in counted)
     votes = np.frombuffer(values, dtype="<f4").reshape(len(counted), settings.plan.rows, -1).swapaxes(0, 1)
-    scalars = decide(settings.rule, votes, settings.agreement.byzantine, state.memory)
+    scalars = decide(settings.rule, votes, roster.byzantine, state.memory)
     settings.plan.commit(state.round, scalars)  # refuses what no model could apply
-    ballots = (ballot for name in settings.roster for ballot in state.votes.ballots(name))
+    ballots = (ballot for name in roster.names for ballot in state.votes.ballots(name))
     memory = aggregation.after(settings.rule, state.memory, scalars)
-    return Decision(state.round, to_wire(scalars), tuple(ballots)), memory
+    return Decision(state.round, to_wire(scalars), tuple(ballots), state.proposed), memory
 
 
 def _commit(state: State, decision: Decision, effects: list[Effect]) -> Transition:
-    commit, links = Committed(decision.round, decision.scalars), [event.stream for event in state.present.values()]
-    effects += [Record(decision), *(Send(stream, commit) for stream in links)]
+    roster = state.who.after(decision.changes)
+    head = advance(state.head, decision, roster)
+    hashed, changes = ballots_hash(decision.ballots), changes_to_bytes(decision.changes)
+    commit = Committed(decision.round, decision.scalars, hashed, changes=changes)
+    streams = [event.stream for event in state.present.values()]
+    effects += [Record(decision, head), *(Send(stream, commit) for stream in streams)]
     voted = frozenset(state.votes.counted) | frozenset(state.votes.judged)
-    state = replace(state, round=state.round + 1, votes=Votes(), voted=voted, extension=0, tried=frozenset())
+    previous = state.head.link or b""
+    state = replace(state, head=head, previous=previous, votes=Votes(), voted=voted, extension=0, tried=frozenset())
+    state = _in_force(replace(state, proposed=()), roster)
     if state.is_finished:
         bye = farewell(state)
-        return replace(state, extension=None), [*effects, *(Send(stream, bye) for stream in links), Notice(bye.reason)]
+        ends = [Send(stream, bye) for stream in streams]
+        return replace(state, extension=None), [*effects, *ends, Notice(bye.reason)]
     return state, [*effects, Alarm(state.round, 0, state.settings.seconds(0))]
+
+
+def _in_force(state: State, roster: Roster) -> State:
+    """Return the state with the roster of the next round: who is new on it is awaited, who is gone is not."""
+    before, state = state.who, replace(state, roster=roster)
+    if roster is before:
+        return state
+    enrolled = {name for name in state.present if roster.key(name) and not before.key(name)}
+    revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")
+    awaited = (state.awaited | enrolled) & roster.places.keys()
+    return replace(state, awaited=frozenset(awaited), voted=state.voted | enrolled, revoked=revoked)

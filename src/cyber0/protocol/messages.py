@@ -2,7 +2,10 @@
 
 A client opens one stream. It may `Ask` what the run is, for which the federator sends an `Invitation`, and then says
 `Hello`. The federator answers `Welcome`, sends the commits the client lacks in `CatchUp`s, then `RoundOpen`; from there
-on a `Vote` goes up and a `Committed` comes down, which opens the next round. At the end a client is `Done`.
+on a `Vote` goes up and a `Committed` comes down, which opens the next round. At the end a client is `Done`. In between
+it may `Audit` a round, whose ballots come in `Page`s, and `Request` a change of its own entry on the roster.
+
+A client signs its votes and its Done, the federator every link of the chain: `cyber0.protocol.chain` says what exactly.
 """
 
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ from cyber0.protocol.records import Verdict
 __all__ = [
     "VERSION",
     "Ask",
+    "Audit",
     "Bye",
     "CatchUp",
     "Committed",
@@ -21,13 +25,15 @@ __all__ = [
     "FromFederator",
     "Hello",
     "Invitation",
+    "Page",
     "Rejection",
+    "Request",
     "RoundOpen",
     "Vote",
     "Welcome",
 ]
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a client must know to build the model it says Hello with: the settings of the federation, in JSON."""
+    """What a client must know to build the model it says Hello with: the settings of the federation, in JSON.
+
+    `federator` is the public key that signs the chain, and `certificate` that of the key, in DER, if it has one.
+    """
 
     settings: bytes
+    federator: bytes = b""
+    certificate: bytes = b""
     version: int = VERSION
 
 
@@ -50,7 +61,8 @@ class Hello:
     """A client presents itself: its model, how many commits it holds, and what it knows of the run.
 
     `manifest` and `base` are the SHA-256 digests of the model's layout and of its initial weights; `head` is the last
-    hash of the chain of commits it holds and `run` the digest of the run's identity, both empty where it knows none.
+    link of the chain it holds and `run` the digest of the run's identity, both empty where it knows none; `key` is the
+    public key of its votes.
     `replayed` answers a `replay`. `layout` is the manifest itself, as the JSON whose digest it has: a client that knows
     no run sends it, so that the federator, which has no model, can write it down. `meaning` is JSON with a digest for
     each part of the client's task that decides what a label means.
@@ -67,15 +79,17 @@ class Hello:
     version: int = VERSION
     layout: bytes = b""
     meaning: bytes = b"{}"
+    key: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A client's scalars of a round, as bytes; in some rounds with a fingerprint of the weights before it."""
+    """A client's scalars of a round, as bytes, signed; in some rounds with a fingerprint of the weights before it."""
 
     round: int
     scalars: bytes
     fingerprint: int | None = None
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +107,35 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A client's last message: it holds all commits up to `round`, and its weights have this fingerprint."""
+    """A client's last message, signed: it holds all commits up to `round`, and weights with this fingerprint."""
 
     round: int
     fingerprint: int
+    signature: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """A client asks for a page of the ballots of a decided round."""
+
+    round: int
+    page: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client asks for a change of its own entry on the roster, signed by it: a new key, or to be revoked."""
+
+    change: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The run's identity in canonical bytes, and the round that is open."""
+    """The run's identity in canonical bytes, its first roster, and the round that is open."""
 
     identity: bytes
     round: int
+    roster: bytes = b""
     version: int = VERSION
 
 
@@ -117,18 +148,55 @@ class RoundOpen:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The decision of a round, which opens the next one."""
+    """The decision of a round, which opens the next one.
+
+    Args:
+        round: Which one.
+        scalars: What was decided.
+        ballots: The hash of the round's ballots, by which the client knows the next link.
+        signature: The federator's, of that link.
+        changes: Of the roster, in JSON, that are written with this round.
+
+    """
 
     round: int
     scalars: bytes
+    ballots: bytes = b""
+    signature: bytes = b""
+    changes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Scalars of consecutive commits, one after the other, from round `first` on."""
+    """Consecutive commits.
+
+    Args:
+        first: The round of the first one.
+        scalars: Those of one round after the other.
+        ballots: The hashes of each round's ballots, one after the other.
+        signature: The federator's, of the link after the last one.
+        changes: Of the roster, in JSON: a list of rounds and the changes that were written with them.
+        anchor: In place of `ballots`, where they are not known since the run was imported: what the last link was made
+            of.
+
+    """
 
     first: int
     scalars: bytes
+    ballots: bytes = b""
+    signature: bytes = b""
+    changes: bytes = b""
+    anchor: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of the ballots of a round, as `cyber0.protocol.ballots` writes them; an empty one has none to give."""
+
+    round: int
+    page: int
+    data: bytes
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +217,8 @@ class Bye:
         reason: Why, in words.
         finished: All rounds are decided.
         final: The client need not come again.
-        replay: The client's weights are wrong. Its votes count again once it has forgotten its vote for the open
-            round, rebuilt its weights from the base model and the commits, and said Hello with `replayed`.
+        replay: The client's weights are wrong. Its votes count again, from the next round on, once it has rebuilt its
+            weights from the base model and the commits, and said Hello with `replayed`.
 
     """
 
@@ -160,5 +228,5 @@ class Bye:
     replay: bool = False
 
 
-FromClient = Ask | Hello | Vote | Evaluation | Done
-FromFederator = Invitation | Welcome | RoundOpen | Committed | CatchUp | Rejection | Bye
+FromClient = Ask | Hello | Vote | Evaluation | Done | Audit | Request
+FromFederator = Invitation | Welcome | RoundOpen | Committed | CatchUp | Page | Rejection | Bye

@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cyber0.protocol.roster import Change
+
 __all__ = ["Ballot", "Decision", "Verdict", "from_wire", "to_wire"]
 
 Verdict = Literal["counted", "equivocation", "late", "rejected"]
@@ -15,6 +17,8 @@ Verdict = Literal["counted", "equivocation", "late", "rejected"]
 @dataclass(frozen=True, slots=True)
 class Ballot:
     """A vote as it was judged: whose, its verdict, its values unless they are not kept, their SHA-256, and a reason.
+
+    `signature` is its client's, of the vote's statement; votes of version 1 and of simulations have none.
 
     >>> ballot = Ballot.of("alice", "counted", to_wire([[1.0, 2.0]]))
     >>> ballot.digest.hex()[:8]
@@ -28,11 +32,12 @@ class Ballot:
     values: bytes | None
     digest: bytes
     reason: str = ""
+    signature: bytes = b""
 
     @classmethod
-    def of(cls, client: str, verdict: Verdict, values: bytes, reason: str = "") -> "Ballot":
+    def of(cls, client: str, verdict: Verdict, values: bytes, reason: str = "", signature: bytes = b"") -> "Ballot":
         """Return a ballot with its values."""
-        return cls(client, verdict, values, hashlib.sha256(values).digest(), reason)
+        return cls(client, verdict, values, hashlib.sha256(values).digest(), reason, signature)
 
     def without_values(self) -> "Ballot":
         """Return the same ballot for a ledger that keeps no votes."""
@@ -41,11 +46,12 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decided round: the aggregated scalars as they travel, and the ballots in roster order."""
+    """A decided round: the aggregated scalars as they travel, the ballots in roster order, changes of the roster."""
 
     round: int
     scalars: bytes
     ballots: tuple[Ballot, ...]
+    changes: tuple[Change, ...] = ()
 
 
 def to_wire(scalars: object) -> bytes:

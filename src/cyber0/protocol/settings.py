@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, cast
 
 from cyber0 import aggregation
@@ -14,6 +14,7 @@ from cyber0.protocol.decide import quorum
 from cyber0.protocol.identity import Identity, layout_from
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.messages import Invitation
+from cyber0.protocol.roster import Roster
 
 __all__ = ["Settings"]
 
@@ -91,7 +92,9 @@ class Settings:
                 raise InvalidConfig("the ledger holds no run yet: give the run's options again, or remove the file")
             return asked
         identity = ledger.identity
-        found = cls(identity.agreement, identity.roster, identity.keep_votes, **options)
+        if identity.protocol == 1:
+            raise InvalidConfig("the ledger holds a run of version 1: it can be verified and replayed, not continued")
+        found = cls(identity.agreement, identity.roster.names, identity.keep_votes, **options)
         if asked is None:
             return found
         if canonical_rule(found.agreement.rule) == asked.agreement.rule:  # a ledger keeps the spelling it began with
@@ -111,14 +114,38 @@ class Settings:
         return self.agreement.plan
 
     @cached_property
+    def first(self) -> Roster:
+        """The roster before any key is known."""
+        return Roster.of(self.agreement, self.roster, quorum=self.quorum)
+
+    @cached_property
     def rule(self) -> aggregation.Composition:
         """The rule that aggregates votes. Not for clients: it may be code that the federator names."""
         return aggregation.get_rule(self.agreement.rule)
 
     @cached_property
     def quorum(self) -> int:
-        """The fewest votes that decide a round."""
-        return quorum(self.rule, self.agreement.byzantine, self.agreement.invited)
+        """The fewest votes that decide a round at first."""
+        return self.quorum_of(len(self.roster), self.agreement.byzantine)
+
+    def quorum_of(self, clients: int, byzantine: int) -> int:
+        """Return the fewest votes that decide a round with so many clients, so many of which may lie.
+
+        By default more than (m + b) / 2 of m invited clients, so that two quorums share an honest client and commits
+        become final, where the honest alone can reach it; else as few as the rule allows.
+
+        >>> settings = Settings.of(RunConfig(clients=10, byzantine=2))
+        >>> settings.quorum_of(10, 2), settings.quorum_of(10, 4)
+        (7, 9)
+        """
+        invited = invited_of(self.agreement, clients)
+        least, final = quorum(self.rule, byzantine, invited), (invited + byzantine) // 2 + 1
+        asked = self.agreement.quorum
+        if asked is not None and least <= asked <= invited:
+            return asked
+        if asked is not None and asked < least:
+            raise InvalidConfig(f"quorum = {asked}: {self.agreement.rule} needs at least {least} votes")
+        return max(least, final) if invited - byzantine >= final else least
 
     @property
     def majority(self) -> int:
@@ -134,40 +161,50 @@ class Settings:
         return 4 * self.plan.scalars
 
     @cached_property
-    def _voters(self) -> Any:
-        agreement = self.agreement
+    def _drawn(self) -> dict[str, Any]:
+        return {}  # the last draw: every vote asks for it
 
-        @lru_cache(maxsize=4)  # asked by every vote
-        def voters(round: int) -> tuple[str, ...]:  # noqa: A002
-            chosen = participants(agreement.seed, round, agreement.clients, agreement.invited, 0.0)
-            return tuple(self.roster[place] for place in map(int, chosen))
-
-        return voters
-
-    def voters(self, round: int) -> tuple[str, ...]:  # noqa: A002
+    def voters(self, round: int, roster: Roster) -> tuple[str, ...]:  # noqa: A002
         """Return who is invited to a round, drawn by the seed: federator and clients come to the same names."""
-        return self.roster if self.agreement.invited == self.agreement.clients else self._voters(round)
+        clients = len(roster.names)
+        invited = invited_of(self.agreement, clients)
+        if invited == clients:
+            return roster.names
+        last = self._drawn.get("last")
+        if last is None or last[0] != round or last[1] is not roster:
+            chosen = participants(self.agreement.seed, round, clients, invited, 0.0)
+            last = round, roster, tuple(roster.names[place] for place in map(int, chosen))
+            self._drawn["last"] = last
+        return last[2]
 
     def seconds(self, extension: int) -> float:
         """Return how long a round waits for votes, the first time and after so many extensions."""
         return min(self.deadline * 2.0 ** min(extension, 60), max(self.longest, self.deadline))
 
     def identity(
-        self, manifest: bytes, base: bytes, layout: bytes = b"", meaning: Mapping[str, str] | None = None
+        self,
+        manifest: bytes,
+        base: bytes,
+        layout: bytes = b"",
+        meaning: Mapping[str, str] | None = None,
+        *,
+        keys: Mapping[str, bytes] | None = None,
+        federator: bytes = b"",
     ) -> Identity:
-        """Return the run's identity once its model is known."""
+        """Return the run's identity once its model and the public keys of its parties are known."""
         try:
             known = layout_from(layout) if layout else None
         except InvalidIdentity:  # the digest names the model all the same
             known = None
+        roster = Roster.of(self.agreement, self.roster, keys, self.quorum)
         digests = manifest.hex(), base.hex()
-        return Identity(self.agreement, self.roster, *digests, known, self.keep_votes, dict(meaning or {}))
+        return Identity(self.agreement, roster, *digests, known, self.keep_votes, dict(meaning or {}), federator)
 
-    def invitation(self) -> Invitation:
-        """Return what a client that asks is sent."""
+    def invitation(self, federator: bytes = b"", certificate: bytes = b"") -> Invitation:
+        """Return what a client that asks is sent, with the federator's public key and the certificate of that key."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {"agreement": self.agreement.model_dump(mode="json"), "roster": list(self.roster)}
-        return Invitation(json.dumps(values, sort_keys=True).encode())
+        return Invitation(json.dumps(values, sort_keys=True).encode(), federator, certificate)
 
     @classmethod
     def from_invitation(cls, invitation: Invitation) -> "Settings":
@@ -178,6 +215,15 @@ class Settings:
             return cls(agreement, roster, **values)
         except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Refused(f"the federator's invitation cannot be used: {error}") from None
+
+
+def invited_of(agreement: Agreement, clients: int) -> int:
+    """Return how many of so many clients are invited to a round.
+
+    >>> invited_of(Agreement(participation=0.5), 7)
+    4
+    """
+    return max(1, round(agreement.participation * clients))
 
 
 def _difference(found: Settings, asked: Settings, field: str) -> str:

@@ -1,23 +1,46 @@
-"""Signatures of a federator, by any key that TLS certificates are made for: ECDSA or Ed25519, in PEM."""
+"""Keys and signatures: P-256 (ECDSA with SHA-256), as in TLS certificates, or Ed25519. A signature has 64 bytes.
 
-from dataclasses import replace
+A public key is written in few bytes: 33 for P-256 (its compressed point), 32 for Ed25519.
+"""
+
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 
 from cyber0.errors import InvalidSigner
-from cyber0.protocol.chain import Seal
 
-__all__ = ["is_signed", "private_key", "public_key", "signed"]
+__all__ = ["PrivateKey", "PublicKey", "encoded", "is_by", "key_beside", "new_key", "private_key", "public_key", "sign"]
 
 PrivateKey = EllipticCurvePrivateKey | Ed25519PrivateKey
 PublicKey = EllipticCurvePublicKey | Ed25519PublicKey
+SCHEME = ECDSA(SHA256())
+
+
+def new_key() -> PrivateKey:
+    """Return a new P-256 key: it signs and verifies quicker than Ed25519 here, and TLS takes it too."""
+    return generate_private_key(SECP256R1())
 
 
 def private_key(path: Path) -> PrivateKey:
@@ -55,36 +78,91 @@ def public_key(path: Path) -> PublicKey:
     return key
 
 
-def signed(seal: Seal, identity: bytes, key: PrivateKey) -> Seal:
-    """Return a seal with its signature by a key.
+def key_beside(path: Path) -> PrivateKey:
+    """Return the key in a file that only its owner can read; it is made if it is not there.
 
-    >>> from cyber0.protocol.chain import genesis
-    >>> key = Ed25519PrivateKey.generate()
-    >>> seal = signed(Seal.of(genesis(bytes(32))), bytes(32), key)
-    >>> is_signed(seal, bytes(32), key.public_key()), is_signed(replace(seal, rounds=1), bytes(32), key.public_key())
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "key.pem"
+    >>> encoded(key_beside(path).public_key()) == encoded(key_beside(path).public_key())
+    True
+    """
+    with suppress(FileExistsError):
+        try:
+            data = new_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            path.touch(mode=0o600, exist_ok=False)
+            path.write_bytes(data)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise InvalidSigner(f"cannot write the key {path}: {error.strerror}") from None
+    return private_key(path)
+
+
+def encoded(key: PublicKey) -> bytes:
+    """Return the bytes of a public key, as identities and rosters have them.
+
+    >>> len(encoded(new_key().public_key())), len(encoded(Ed25519PrivateKey.generate().public_key()))
+    (33, 32)
+    """
+    if isinstance(key, Ed25519PublicKey):
+        return key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    if not isinstance(key.curve, SECP256R1):
+        raise InvalidSigner(f"a key on the curve {key.curve.name} signs no votes and links: use P-256 or Ed25519")
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+@lru_cache(maxsize=2**14)
+def decoded(data: bytes) -> PublicKey | None:
+    """Return the public key in these bytes; None if they are none."""
+    try:
+        if len(data) == 32:
+            return Ed25519PublicKey.from_public_bytes(data)
+        return EllipticCurvePublicKey.from_encoded_point(SECP256R1(), data) if len(data) == 33 else None
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+
+
+def sign(key: PrivateKey, statement: bytes) -> bytes:
+    """Return the 64 bytes of a signature.
+
+    >>> key = new_key()
+    >>> signature = sign(key, b"yes")
+    >>> is_by(encoded(key.public_key()), signature, b"yes"), is_by(encoded(key.public_key()), signature, b"no")
     (True, False)
     """
-    statement = seal.statement(identity)
     if isinstance(key, Ed25519PrivateKey):
-        return replace(seal, signature=key.sign(statement))
-    return replace(seal, signature=key.sign(statement, ECDSA(SHA256())))
+        return key.sign(statement)
+    r, s = decode_dss_signature(key.sign(statement, SCHEME))
+    return r.to_bytes(32, "big") + s.to_bytes(32, "big")
 
 
-def is_signed(seal: Seal, identity: bytes, key: PublicKey) -> bool:
-    """Return whether a seal is signed by the private key that belongs to this public key.
+def is_by(key: bytes, signature: bytes, statement: bytes) -> bool:
+    """Return whether a statement was signed with the private key that belongs to an encoded public key.
 
-    >>> from cyber0.protocol.chain import genesis
-    >>> is_signed(Seal.of(genesis(bytes(32))), bytes(32), Ed25519PrivateKey.generate().public_key())
+    >>> is_by(b"no key", bytes(64), b"yes")
     False
     """
-    if seal.signature is None:
+    public = decoded(key)
+    if public is None or len(signature) != 64:
         return False
-    statement = seal.statement(identity)
+    try:
+        if isinstance(public, Ed25519PublicKey):
+            public.verify(signature, statement)
+        else:
+            r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:], "big")
+            public.verify(encode_dss_signature(r, s), statement, SCHEME)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def is_signed(key: PublicKey, signature: bytes, statement: bytes) -> bool:
+    """Return whether a statement was signed, as ledgers of version 1 have it: in DER, by a key of any curve."""
     try:
         if isinstance(key, Ed25519PublicKey):
-            key.verify(seal.signature, statement)
+            key.verify(signature, statement)
         else:
-            key.verify(seal.signature, statement, ECDSA(SHA256()))
+            key.verify(signature, statement, SCHEME)
     except InvalidSignature:
         return False
     return True

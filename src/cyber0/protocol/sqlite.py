@@ -7,29 +7,44 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from cyber0.errors import InvalidLedger
-from cyber0.protocol.chain import Head, Seal, advance, genesis
-from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import ExportedRun, Written, check_seal, imported_rounds, prepared
-from cyber0.protocol.records import Ballot, Decision
+from cyber0.errors import InvalidIdentity, InvalidLedger
+from cyber0.protocol.chain import Anchor, Head, Seal, advance, genesis
+from cyber0.protocol.identity import Identity, layout_bytes
+from cyber0.protocol.ledger import ExportedRun, Report, Written, check_seal, imported_rounds, prepared
+from cyber0.protocol.records import Ballot, Decision, Verdict
+from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
 from cyber0.protocol.storage import connect, leave_wal, lock, sync_folder
 
 __all__ = ["File"]
 
-MAGIC, SCHEMA = 0x43594230, 1  # "CYB0"
+MAGIC, SCHEMA = 0x43594230, 2  # "CYB0"
 TABLES = """
-CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB NOT NULL, imported INTEGER NOT NULL);
-CREATE TABLE rounds (round INTEGER PRIMARY KEY, scalars BLOB NOT NULL, commit_hash BLOB NOT NULL, votes_hash BLOB);
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB NOT NULL, imported INTEGER NOT NULL, roster BLOB NOT NULL,
+    layout BLOB NOT NULL, anchor BLOB NOT NULL, adopted BLOB NOT NULL
+);
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY, scalars BLOB NOT NULL, commit_hash BLOB NOT NULL, link BLOB, signature BLOB NOT NULL,
+    changes BLOB NOT NULL
+);
 CREATE TABLE ballots (
     round INTEGER NOT NULL, place INTEGER NOT NULL, client TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL,
-    vote BLOB, digest BLOB, PRIMARY KEY (round, place)
+    vote BLOB, digest BLOB, signature BLOB NOT NULL, PRIMARY KEY (round, place)
 ) WITHOUT ROWID;
 CREATE TABLE seals (
-    rounds INTEGER PRIMARY KEY, commit_hash BLOB NOT NULL, votes_hash BLOB NOT NULL, fingerprint BLOB, signature BLOB
+    rounds INTEGER PRIMARY KEY, commit_hash BLOB NOT NULL, link BLOB NOT NULL, fingerprint BLOB, signature BLOB
 );
+CREATE TABLE reports (
+    client TEXT PRIMARY KEY, rounds INTEGER NOT NULL, fingerprint BLOB NOT NULL, signature BLOB NOT NULL
+);
+CREATE TABLE certificates (certificate BLOB PRIMARY KEY);
 """
+COLUMNS = {  # of each version, as they are read
+    1: ("round, scalars, commit_hash, votes_hash, x'', x''", "round, place, client, verdict, reason, vote, digest, x''"),
+    2: ("round, scalars, commit_hash, link, signature, changes", "*"),
+}
 FAULTS = {
     "has ballots, but was not decided": (
         "SELECT DISTINCT round FROM ballots WHERE round NOT IN (SELECT round FROM rounds)"
@@ -66,6 +81,8 @@ class File:
         self._lock: Any = None
         self._identity: Identity | None = None
         self._head: Head | None = None
+        self._roster: Roster | None = None
+        self._schema = SCHEMA
         self._connection: Any = connect(self.path, read_only=read_only)
         try:
             self._check_schema()
@@ -86,8 +103,9 @@ class File:
             return  # a file that was made, and nothing written yet
         if magic != MAGIC:
             raise InvalidLedger(f"{self.path} is a database, but not a ledger")
-        if schema != SCHEMA:
-            raise InvalidLedger(f"{self.path} is a ledger of version {schema}: this cyber0 knows version {SCHEMA}")
+        if schema not in COLUMNS:
+            raise InvalidLedger(f"{self.path} is a ledger of version {schema}: this cyber0 knows versions 1 and {SCHEMA}")
+        self._schema = schema
 
     @property
     def identity(self) -> Identity:
@@ -95,7 +113,8 @@ class File:
         if self._identity is None:
             if not self.founded:
                 raise InvalidLedger(f"{self.path} holds no run yet")
-            self._identity = Identity.from_bytes(self._all("SELECT identity FROM run")[0][0])
+            columns = "identity, x'', x''" if self._schema == 1 else "identity, roster, layout"
+            self._identity = Identity.from_bytes(*map(_bytes, self._all(f"SELECT {columns} FROM run")[0]))
         return self._identity
 
     @property
@@ -118,6 +137,25 @@ class File:
             return self._head
         return self.head_at(self._stop(None))
 
+    @property
+    def roster(self) -> Roster:
+        """As in `Ledger`."""
+        if self._roster is None:
+            self._roster = self._roster_at_head()
+        return self._roster
+
+    def _roster_at_head(self) -> Roster:
+        if self._schema == 1:
+            return self.identity.roster
+        imported, adopted = self.imported, _bytes(self._all("SELECT adopted FROM run")[0][0])
+        roster = Roster.from_bytes(adopted) if adopted else self.identity.roster
+        changed = self._all("SELECT round, changes FROM rounds WHERE changes != x'' ORDER BY round")
+        at = imported  # the next round whose changes are not made yet
+        for number, changes in changed:
+            roster = roster if number == at else roster.after(())
+            roster, at = roster.after(changes_from(_bytes(changes))), number + 1
+        return roster if at == self._stop(None) else roster.after(())
+
     def found(self, identity: Identity) -> None:
         """As in `Ledger`."""
         self._begin(ExportedRun(identity, b"", identity.digest), imported=0)
@@ -129,42 +167,53 @@ class File:
     def _begin(self, run: ExportedRun, imported: int) -> None:
         if self.founded:
             raise InvalidLedger(f"{self.path} holds a run already")
+        if run.identity.protocol == 1:
+            raise InvalidLedger("this run is of version 1: it can be verified, replayed and exported, but not continued")
         with self._writing():
             for statement in TABLES.split(";")[:-1]:
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA application_id = {MAGIC}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            self._connection.execute("INSERT INTO run VALUES (0, ?, ?)", (run.identity.to_bytes(), imported))
+            self._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", _run_row(run, imported))
             for written in imported_rounds(run):
                 self._insert(written)
             if run.seal is not None:
                 self._insert_seal(run.seal)
+            for report in run.reports:
+                self._insert_report(report)
+            for certificate in run.certificates:
+                self._connection.execute("INSERT OR IGNORE INTO certificates VALUES (?)", (certificate,))
         sync_folder(self.path)
 
-    def append(self, decision: Decision) -> Head:
+    def append(self, decision: Decision, signature: bytes = b"") -> Head:
         """As in `Ledger`."""
-        return self.append_all([decision])
+        return self.append_all([(decision, signature)])
 
-    def append_all(self, decisions: Iterable[Decision]) -> Head:
-        """Write the next rounds in one transaction: after a crash, all of them are there or none."""
-        head = self.head
+    def append_all(self, decisions: Iterable[tuple[Decision, bytes]]) -> Head:
+        """Write the next rounds with their signatures in one transaction: after a crash, all are there or none."""
+        head, roster = self.head, self.roster
         with self._writing():
-            for decision in decisions:
+            for decision, signature in decisions:
                 decided = prepared(self.identity, head, decision)
-                head = advance(head, decided)
-                self._insert(Written(decided, head.commit, head.votes))
-        self._head = head
+                roster = roster.after(decided.changes)
+                head = advance(head, decided, roster)
+                self._insert(Written(decided, head.commit, head.link, signature))
+        self._head, self._roster = head, roster
         return head
 
     def _insert(self, written: Written) -> None:
         decision = written.decision
-        row = (decision.round, decision.scalars, written.commit, written.votes)
-        self._connection.execute("INSERT INTO rounds VALUES (?, ?, ?, ?)", row)
+        changes = changes_to_bytes(decision.changes)
+        row = (decision.round, decision.scalars, written.commit, written.link, written.signature, changes)
+        self._connection.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?)", row)
         rows = [
-            (decision.round, place, b.client, b.verdict, b.reason, b.values, b.digest if b.values is None else None)
+            (
+                *(decision.round, place, b.client, b.verdict, b.reason, b.values),
+                *(b.digest if b.values is None else None, b.signature),
+            )
             for place, b in enumerate(decision.ballots)
         ]
-        self._connection.executemany("INSERT INTO ballots VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("INSERT INTO ballots VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
         """As in `Ledger`."""
@@ -173,14 +222,22 @@ class File:
     def written(self, start: int = 0, stop: int | None = None) -> Iterator[Written]:
         """As in `Ledger`."""
         stop = self._stop(stop)
-        select = "SELECT * FROM rounds WHERE round >= ? AND round < ? ORDER BY round LIMIT ?"
+        columns, more = COLUMNS[self._schema]
+        select = f"SELECT {columns} FROM rounds WHERE round >= ? AND round < ? ORDER BY round LIMIT ?"
         while rounds := self._all(select, (start, stop, PAGE)):
             between = (rounds[0][0], rounds[-1][0])
-            rows = self._all("SELECT * FROM ballots WHERE round BETWEEN ? AND ? ORDER BY round, place", between)
+            rows = self._all(f"SELECT {more} FROM ballots WHERE round BETWEEN ? AND ? ORDER BY round, place", between)
             ballots = {number: tuple(map(_ballot, group)) for number, group in groupby(rows, itemgetter(0))}
-            for number, scalars, commit, votes in rounds:
-                yield Written(Decision(number, _bytes(scalars), ballots.get(number, ())), commit, votes)
+            for number, scalars, commit, link, signature, changes in rounds:
+                decision = Decision(number, _bytes(scalars), ballots.get(number, ()), self._changes(number, changes))
+                yield Written(decision, commit, link, _bytes(signature))
             start = rounds[-1][0] + 1
+
+    def _changes(self, number: int, changes: Any) -> tuple[Change, ...]:
+        try:
+            return changes_from(_bytes(changes))
+        except InvalidIdentity as error:
+            raise InvalidLedger(f"{self.path} is damaged in round {number}: {error}") from None
 
     def commits(self, start: int = 0, stop: int | None = None) -> bytes:
         """As in `Ledger`."""
@@ -192,11 +249,12 @@ class File:
         """As in `Ledger`."""
         if rounds == 0:
             return genesis(self.identity.digest)
-        found = self._all("SELECT commit_hash, votes_hash FROM rounds WHERE round = ?", (rounds - 1,))
+        link = "votes_hash" if self._schema == 1 else "link"
+        found = self._all(f"SELECT commit_hash, {link} FROM rounds WHERE round = ?", (rounds - 1,))
         if not found:
             raise InvalidLedger(f"{self.path} does not have round {rounds - 1}")
-        commit, votes = found[0]
-        return Head(rounds, _bytes(commit), None if votes is None else _bytes(votes))
+        commit, last = found[0]
+        return Head(rounds, _bytes(commit), None if last is None else _bytes(last))
 
     def seal(self, seal: Seal) -> None:
         """As in `Ledger`."""
@@ -206,7 +264,7 @@ class File:
 
     def _insert_seal(self, seal: Seal) -> None:
         reported = None if seal.fingerprint is None else seal.fingerprint.to_bytes(8, "little")
-        row = (seal.rounds, seal.commit, seal.votes, reported, seal.signature)
+        row = (seal.rounds, seal.commit, seal.link, reported, seal.signature)
         self._connection.execute("INSERT OR REPLACE INTO seals VALUES (?, ?, ?, ?, ?)", row)
 
     @property
@@ -220,6 +278,41 @@ class File:
             raise InvalidLedger(f"{self.path} is damaged: the seal on {rounds} rounds cannot be read")
         return Seal(rounds, commit, votes, None if mark is None else int.from_bytes(mark, "little"), signature)
 
+    def report(self, report: Report) -> None:
+        """As in `Ledger`."""
+        with self._writing():
+            self._insert_report(report)
+
+    def _insert_report(self, report: Report) -> None:
+        row = (report.client, report.rounds, report.fingerprint.to_bytes(8, "little"), report.signature)
+        self._connection.execute("INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?)", row)
+
+    @property
+    def reports(self) -> list[Report]:
+        """As in `Ledger`."""
+        if self._schema == 1:
+            return []
+        rows = self._all("SELECT client, rounds, fingerprint, signature FROM reports ORDER BY client")
+        return [Report(str(c), _integer(n), int.from_bytes(_bytes(f)[:8], "little"), _bytes(s)) for c, n, f, s in rows]
+
+    def certify(self, certificate: bytes) -> None:
+        """As in `Ledger`."""
+        with self._writing():
+            self._connection.execute("INSERT OR IGNORE INTO certificates VALUES (?)", (certificate,))
+
+    @property
+    def certificates(self) -> list[bytes]:
+        """As in `Ledger`."""
+        if self._schema == 1:
+            return []
+        return [_bytes(row[0]) for row in self._all("SELECT certificate FROM certificates ORDER BY certificate")]
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """As in `Ledger`."""
+        data = b"" if self._schema == 1 else _bytes(self._all("SELECT anchor FROM run")[0][0])
+        return Anchor.from_bytes(data) if len(data) == 96 else None
+
     def faults(self) -> list[tuple[int, str]]:
         """As in `Ledger`."""
         found = [(row[0], problem) for problem, query in FAULTS.items() for row in self._all(query)]
@@ -227,7 +320,7 @@ class File:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many ballots of each verdict each client has."""
-        counts: dict[str, dict[str, int]] = {name: {} for name in self.identity.roster}
+        counts: dict[str, dict[str, int]] = {name: {} for name in self.roster.names}
         for client, verdict, number in self._all(
             "SELECT client, verdict, count(*) FROM ballots GROUP BY client, verdict ORDER BY client, verdict"
         ):
@@ -279,10 +372,23 @@ class File:
 
 def _ballot(row: tuple[Any, ...]) -> Ballot:
     """Return a ballot of a row. A row that was tampered with gives one, too, whose hash does not match the chain."""
-    _, _, client, verdict, reason, vote, digest = row
+    _, _, client, verdict, reason, vote, digest, signature = row
+    verdict = verdict if isinstance(verdict, str) else repr(verdict)
     if vote is not None:
-        return Ballot.of(str(client), verdict, _bytes(vote), str(reason))
-    return Ballot(str(client), verdict, None, _bytes(digest), str(reason))
+        return Ballot.of(str(client), cast("Verdict", verdict), _bytes(vote), str(reason), _bytes(signature))
+    return Ballot(str(client), cast("Verdict", verdict), None, _bytes(digest), str(reason), _bytes(signature))
+
+
+def _run_row(run: ExportedRun, imported: int) -> tuple[Any, ...]:
+    identity = run.identity
+    layout = b"" if identity.layout is None else layout_bytes(identity.layout)
+    anchor = b"" if run.anchor is None else run.anchor.to_bytes()
+    adopted = b"" if run.roster is None else run.roster.to_bytes()
+    return 0, identity.to_bytes(), imported, identity.roster.to_bytes(), layout, anchor, adopted
+
+
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) else -1
 
 
 def _bytes(value: Any) -> bytes:

@@ -1,6 +1,5 @@
 """What a federator knows between two events. What must survive a crash is in its ledger."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,33 +8,14 @@ import numpy as np
 
 from cyber0 import aggregation
 from cyber0.protocol.admission import Votes
+from cyber0.protocol.chain import Head, genesis
 from cyber0.protocol.events import Arrived, ClientStream, Effect
-from cyber0.protocol.identity import Identity, meaning_bytes
+from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.roster import Change, Roster
 from cyber0.protocol.settings import Settings
 
-__all__ = ["Founded", "State", "Transition", "begin", "restored", "resume"]
-
-
-@dataclass(frozen=True, slots=True)
-class Founded:
-    """What a run was founded on: digests of the model's layout and weights, the run's identity, what labels mean."""
-
-    manifest: bytes
-    base: bytes
-    identity: bytes
-    meaning: bytes = b"{}"
-
-    @classmethod
-    def of(cls, identity: Identity) -> "Founded":
-        """Return what the run of an identity was founded on."""
-        manifest, base = bytes.fromhex(identity.manifest), bytes.fromhex(identity.base)
-        return cls(manifest, base, identity.to_bytes(), meaning_bytes(identity.meaning))
-
-    @property
-    def digest(self) -> bytes:
-        """The name of the run."""
-        return hashlib.sha256(self.identity).digest()
+__all__ = ["State", "Transition", "begin", "restored", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +23,13 @@ class State:
     """The state of `cyber0.protocol.machine.step`."""
 
     settings: Settings
-    round: int = 0  # the open one: as many are committed
-    founded: Founded | None = None
+    federator: bytes = b""  # its public key
+    identity: Identity | None = None  # once the run is founded
+    head: Head = Head(0, b"", b"")  # of the chain
+    previous: bytes = b""  # the link before the last, on which late votes were cast
+    roster: Roster | None = None  # of the open round, once the run is founded
+    proposed: tuple[Change, ...] = ()  # to be written with the open round
+    revoked: frozenset[str] = frozenset()  # whose revocation is proposed or pending
     present: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # who is sent each commit
     awaited: frozenset[str] = frozenset()  # those of them that keep up; a round waits for their votes
     missed: Mapping[str, int] = field(default_factory=dict[str, int])  # how many deadlines each client has missed
@@ -57,9 +42,24 @@ class State:
     memory: Any = None  # of a rule with memory: what it makes of the commits so far
 
     @property
+    def round(self) -> int:
+        """The open one: as many are committed."""
+        return self.head.rounds
+
+    @property
+    def who(self) -> Roster:
+        """The roster of the open round; before the run is founded, one without keys."""
+        return self.roster or self.settings.first
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """Who is invited to the open round."""
+        return self.settings.voters(self.round, self.who)
+
+    @property
     def is_finished(self) -> bool:
         """Whether all rounds are decided."""
-        return self.round >= self.settings.agreement.rounds
+        return self.round >= self.who.last
 
     def is_current(self, stream: ClientStream) -> bool:
         """Return whether this is the stream that a client uses now; it may have opened another one since."""
@@ -69,26 +69,46 @@ class State:
 Transition = tuple[State, list[Effect]]
 
 
-def begin(settings: Settings) -> State:
-    """Return a federation before anybody has come."""
-    return State(settings, memory=aggregation.begin(settings.rule))
+def begin(settings: Settings, federator: bytes = b"") -> State:
+    """Return a federation before anybody has come; `federator` is the public key that signs its chain."""
+    return State(settings, federator, memory=aggregation.begin(settings.rule))
 
 
-def resume(settings: Settings, founded: Founded, commits: int, memory: Any = None) -> State:
-    """Return a federation of which so many rounds are committed, after which its rule has this memory."""
-    return State(settings, commits, founded, voted=frozenset(settings.roster), memory=memory)
+def resume(
+    settings: Settings,
+    identity: Identity,
+    head: Head | None = None,
+    roster: Roster | None = None,
+    previous: bytes = b"",
+    memory: Any = None,
+) -> State:
+    """Return a federation as of a head, after which its roster is this one and its rule has this memory."""
+    roster = roster or identity.roster
+    revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")
+    return State(
+        settings,
+        identity.federator,
+        identity,
+        head or genesis(identity.digest),
+        previous,
+        roster,
+        revoked=revoked,
+        voted=frozenset(roster.names),
+        memory=memory,
+    )
 
 
-def restored(settings: Settings, ledger: Ledger) -> State:
+def restored(settings: Settings, ledger: Ledger, federator: bytes = b"") -> State:
     """Return a federation as its ledger leaves it, which may be before anybody has come.
 
     The memory of a rule that has one is computed again from the ledger's commits.
     """
     if not ledger.founded:
-        return begin(settings)
-    rounds, memory = ledger.head.rounds, aggregation.begin(settings.rule)
+        return begin(settings, federator)
+    head, memory = ledger.head, aggregation.begin(settings.rule)
     if isinstance(settings.rule.rule, aggregation.RuleWithMemory):
-        scalars = np.frombuffer(ledger.commits(0, rounds), dtype="<f4")
-        for commit in scalars.reshape(rounds, settings.plan.rows, settings.plan.directions):
+        scalars = np.frombuffer(ledger.commits(0, head.rounds), dtype="<f4")
+        for commit in scalars.reshape(head.rounds, settings.plan.rows, settings.plan.directions):
             memory = aggregation.after(settings.rule, memory, commit)
-    return resume(settings, Founded.of(ledger.identity), rounds, memory)
+    previous = b"" if head.rounds <= 1 else ledger.head_at(head.rounds - 1).link or b""
+    return resume(settings, ledger.identity, head, ledger.roster, previous, memory)

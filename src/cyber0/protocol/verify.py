@@ -1,22 +1,23 @@
-"""Verify a ledger: its chains, its votes, every aggregate, its seals.
+"""Verify a ledger: its chain, the signature of every vote and link, every aggregate, its seals.
 
 A finding is a sentence about the first round that is wrong; the rounds after it cannot match the chain either.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
-import numpy as np
+from cryptography import x509
 
 from cyber0 import aggregation
 from cyber0.errors import Cyber0Error
-from cyber0.protocol.chain import Head, Seal, advance, genesis
-from cyber0.protocol.decide import admissible, decide
+from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots, is_final, rule_of
+from cyber0.protocol.chain import Head, Seal, advance, done_statement, genesis, link_statement
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger, Written
-from cyber0.protocol.records import Decision, Verdict, from_wire, to_wire
-from cyber0.protocol.signing import PublicKey, is_signed
+from cyber0.protocol.records import Decision, from_wire
+from cyber0.protocol.roster import Roster
+from cyber0.protocol.signing import PublicKey, encoded, is_by, is_signed
+from cyber0.protocol.trust import certified
 
 __all__ = ["Report", "verify"]
 
@@ -27,14 +28,29 @@ class Report:
 
     head: Head
     aggregates: int = 0  # rounds whose scalars were computed again from their votes
-    signed: int | None = None  # rounds that the signer has signed
+    votes: int = 0  # that are signed by their clients
+    signed: int | None = None  # rounds that the federator has signed
+    final: int = 0  # commits that a quorum of clients vouches for
+    missing: int = 0  # rounds whose votes are not here, though the run keeps them
+    authors: str = ""  # by what the keys are known to be those of the clients; empty if they are not
     findings: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.findings
+        """Whether nothing is wrong, and nothing is missing that this run keeps."""
+        return not self.findings and not self.missing
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence: what was proven and what was not."""
+        if self.findings:
+            return "NOT SOUND"
+        if self.missing:
+            return f"commits proven, votes missing of {self.missing:,} rounds" if self.signed else "votes missing"
+        if not self.authors:
+            return "internally consistent, authors unproven"
+        return f"sound: every number was said by its client, whose key is known by {self.authors}"
 
 
 def verify(
@@ -42,6 +58,8 @@ def verify(
     *,
     head: bytes | None = None,
     signer: PublicKey | None = None,
+    authority: x509.Certificate | None = None,
+    expect: bytes | None = None,
     own_rule: bool = False,
     watch: Callable[[int], None] = lambda _: None,
 ) -> Report:
@@ -49,8 +67,10 @@ def verify(
 
     Args:
         ledger: What to check.
-        head: A hash that must be in one of its chains.
+        head: A hash that must be in its chain.
         signer: The key that must have signed it.
+        authority: The certificate of the authority that must vouch for the keys of the federator and all clients.
+        expect: The digest of the run, which pins the keys of its parties.
         own_rule: Whether a rule that is given as `package.module:rule` may be imported and run.
         watch: A function that is called with the number of rounds checked so far.
 
@@ -58,7 +78,7 @@ def verify(
     >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
     >>> from cyber0.protocol.ledger import Memory
-    >>> from cyber0.protocol.records import Ballot
+    >>> from cyber0.protocol.records import Ballot, to_wire
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> ledger = Memory()
     >>> ledger.found(Identity.of(Agreement(clients=1, byzantine=0, directions=1), ["ann"], zeros))
@@ -69,65 +89,98 @@ def verify(
     """
     report = Report(genesis(ledger.identity.digest))
     seals = ledger.seals  # first: a federator may append more meanwhile
-    heads = _check_rounds(report, ledger, own_rule, watch)
+    checker = _Checker(report, ledger, own_rule)
+    heads = checker.check_rounds(watch)
     report.head = heads[-1]
-    if report.sound:
+    if not report.findings:
         _check_seals(report, seals, heads)
         _check_signer(report, ledger.identity, seals, signer)
         _check_known(report, heads, head)
+        _check_expected(report, ledger.identity, expect)
+        _check_authority(report, ledger, checker.rosters, authority)
+        _check_reports(report, ledger, checker.roster)
         _note(report, ledger, own_rule)
     return report
 
 
-def _check_rounds(report: Report, ledger: Ledger, own_rule: bool, watch: Callable[[int], None]) -> list[Head]:
-    """Return the heads after 0, 1, ... rounds, up to the first round that is wrong."""
-    imported = ledger.imported
-    heads = [replace(report.head, votes=None) if imported else report.head]
-    for round, problem in ledger.faults():  # noqa: A001
-        report.findings.append(f"round {round}: it {problem}")
-        return heads
-    checker = _Checker(ledger.identity, ledger.imported, own_rule)
-    for written in ledger.written():
-        try:
-            heads.append(checker.check(heads[-1], written))
-        except _Wrong as wrong:
-            report.findings.append(f"round {heads[-1].rounds}: {wrong}")
-            return heads
-        report.aggregates = checker.aggregates
-        watch(len(heads) - 1)
-    if not 0 <= imported < len(heads):
-        report.findings.append(f"round {len(heads) - 1}: it is missing, though {imported} rounds were imported")
-    return heads
-
-
-class _Wrong(Exception):
-    """What is wrong with a round."""
-
-
 class _Checker:
-    def __init__(self, identity: Identity, imported: int, own_rule: bool) -> None:
-        self.identity, self.imported, self.aggregates = identity, imported, 0
-        self.places = {client: place for place, client in enumerate(identity.roster)}
-        runs = own_rule or not _is_own(identity)
-        self.rule = aggregation.get_rule(identity.agreement.rule) if runs else None
+    def __init__(self, report: Report, ledger: Ledger, own_rule: bool) -> None:
+        self.report, self.ledger, self.identity = report, ledger, ledger.identity
+        self.imported, self.roster = ledger.imported, ledger.identity.roster
+        self.rosters = [self.roster]
+        self.previous = b""
+        self.rule = rule_of(self.identity, own_rule)
         self.memory = None if self.rule is None else aggregation.begin(self.rule)
 
+    def check_rounds(self, watch: Callable[[int], None]) -> list[Head]:
+        """Return the heads after 0, 1, ... rounds, up to the first round that is wrong."""
+        report, start = self.report, self.report.head
+        heads = [replace(start, link=None) if self.imported else start]
+        for number, problem in self.ledger.faults():
+            report.findings.append(f"round {number}: it {problem}")
+            return heads
+        for written in self.ledger.written():
+            try:
+                heads.append(self.check(heads[-1], written))
+            except Wrong as wrong:
+                report.findings.append(f"round {heads[-1].rounds}: {wrong}")
+                return heads
+            watch(len(heads) - 1)
+        if not 0 <= self.imported < len(heads):
+            report.findings.append(f"round {len(heads) - 1}: it is missing, though {self.imported} rounds were imported")
+        report.missing = self.imported if self.identity.keep_votes else 0
+        return heads
+
     def check(self, head: Head, written: Written) -> Head:
-        """Return the head after a round; raise _Wrong if something is wrong with it."""
+        """Return the head after a round; raise Wrong if something is wrong with it."""
         decision = written.decision
         if decision.round != head.rounds:
-            raise _Wrong("it is missing")
-        following = advance(head, decision)
+            raise Wrong("it is missing")
+        imported = decision.round < self.imported
+        roster = self.roster if imported else self._after(decision)
+        following = advance(head, decision, roster if self.identity.protocol > 1 else None)
         if written.commit != following.commit or len(decision.scalars) != 4 * self.identity.plan.scalars:
-            raise _Wrong("its scalars do not match the chain")
-        if decision.round < self.imported:
+            raise Wrong("its scalars do not match the chain")
+        if imported:
             following = self._without_votes(following, written)
-        elif written.votes != following.votes:
-            raise _Wrong("its votes do not match the chain")
+        elif written.link != following.link:
+            raise Wrong("its votes do not match the chain")
         else:
-            self._check_ballots(decision)
+            self._check_round(head, decision)
+        self._check_link(following, written)
         self._remember(decision.scalars)
+        self.previous, self.roster = head.link or b"", roster
         return following
+
+    def _after(self, decision: Decision) -> Roster:
+        try:
+            self.roster.check(decision.changes)
+            roster = self.roster.after(decision.changes)
+        except Cyber0Error as error:
+            raise Wrong(f"its changes of the roster cannot be made: {error}") from None
+        if roster is not self.roster:
+            self.rosters.append(roster)
+        return roster
+
+    def _check_round(self, head: Head, decision: Decision) -> None:
+        context = Context(self.identity, self.roster, head.link or b"", self.previous)
+        counted = check_ballots(context, decision)
+        if self.identity.signs:
+            self.report.votes += len(decision.ballots)
+            if is_final(context, len(counted)):
+                self.report.final = decision.round
+        if self.rule is not None and all(ballot.values is not None for ballot in counted):
+            check_aggregate(context, decision, counted, self.rule, self.memory)
+            self.report.aggregates += 1
+
+    def _check_link(self, following: Head, written: Written) -> None:
+        """Check the federator's signature of a link, if the link is known."""
+        if not self.identity.signs or following.link is None:
+            return
+        statement = link_statement(self.identity.digest, following.rounds, following.link)
+        if not is_by(self.identity.federator, written.signature, statement):
+            raise Wrong("the link after it is not signed by the federator")
+        self.report.signed = following.rounds
 
     def _remember(self, scalars: bytes) -> None:
         """Give a rule with memory the round's commit, which is all that its memory may depend on."""
@@ -135,51 +188,20 @@ class _Checker:
             try:
                 self.memory = aggregation.after(self.rule, self.memory, from_wire(scalars, self.identity.plan.rows))
             except Cyber0Error as error:
-                raise _Wrong(f"what follows it cannot be aggregated: {error}") from None
+                raise Wrong(f"what follows it cannot be aggregated: {error}") from None
 
     def _without_votes(self, following: Head, written: Written) -> Head:
         last = following.rounds == self.imported
-        if written.decision.ballots or (written.votes is not None and not last):
-            raise _Wrong("it has votes, though it is recorded as imported without them")
-        return replace(following, votes=written.votes)
-
-    def _check_ballots(self, decision: Decision) -> None:
-        places = [self.places.get(ballot.client, -1) for ballot in decision.ballots]
-        if -1 in places:
-            raise _Wrong(f"{decision.ballots[places.index(-1)].client!r} is not on the roster")
-        if places != sorted(places):
-            raise _Wrong("its ballots are not in the roster's order")
-        counted = [ballot for ballot in decision.ballots if ballot.verdict == "counted"]
-        if len({ballot.client for ballot in counted}) < len(counted):
-            raise _Wrong("a client is counted twice")
-        if not {ballot.verdict for ballot in decision.ballots} <= set(get_args(Verdict)):
-            raise _Wrong(f"a ballot has an unknown verdict: the verdicts are {', '.join(get_args(Verdict))}")
-        if len(counted) < (least := 2 * self.identity.agreement.byzantine + 1):
-            raise _Wrong(f"{len(counted)} votes are counted: at least {least} must be")
-        values = [ballot.values for ballot in counted if ballot.values is not None]
-        if self.identity.keep_votes and len(values) < len(counted):
-            raise _Wrong("the values of a counted vote are missing, though this run keeps them")
-        if len(values) == len(counted) and self.rule is not None:
-            self._check_aggregate(self.rule, decision.scalars, values)
-
-    def _check_aggregate(self, rule: aggregation.Composition, scalars: bytes, values: list[bytes]) -> None:
-        if any(len(value) != len(scalars) for value in values):
-            raise _Wrong("a vote of the wrong length is counted")
-        votes = np.stack([from_wire(value, self.identity.plan.rows) for value in values], axis=1)
-        if not admissible(votes).all():
-            raise _Wrong("a vote that is not finite is counted")
-        try:
-            decided = decide(rule, votes, self.identity.agreement.byzantine, self.memory)
-        except Cyber0Error as error:
-            raise _Wrong(f"its votes cannot be aggregated: {error}") from None
-        if to_wire(decided) != scalars:
-            raise _Wrong(f"its scalars are not what {self.identity.agreement.rule} makes of the counted votes")
-        self.aggregates += 1
-
-
-def _is_own(identity: Identity) -> bool:
-    """Return whether the rule is code of the user's."""
-    return ":" in identity.agreement.rule
+        if written.decision.ballots or (written.link is not None and not last):
+            raise Wrong("it has votes, though it is recorded as imported without them")
+        if not last or self.identity.protocol == 1:
+            return replace(following, link=written.link)
+        anchor = self.ledger.anchor
+        if written.link is not None and anchor is None and self.identity.signs:
+            raise Wrong("nothing shows that the commits up to it belong to the link after it")
+        if anchor is not None and anchor.following(following.commit) != written.link:
+            raise Wrong("the commits up to it do not belong to the link after it")
+        return replace(following, link=written.link)
 
 
 def _check_seals(report: Report, seals: list[Seal], heads: list[Head]) -> None:
@@ -189,19 +211,26 @@ def _check_seals(report: Report, seals: list[Seal], heads: list[Head]) -> None:
                 f"round {len(heads) - 1}: it is missing, "
                 f"for there is a seal on {seal.rounds} rounds: the tail was cut off"
             )
-        elif seal.commit != heads[seal.rounds].commit or heads[seal.rounds].votes not in (None, seal.votes):
+        elif seal.commit != heads[seal.rounds].commit or heads[seal.rounds].link not in (None, seal.link):
             report.findings.append(f"round {max(seal.rounds - 1, 0)}: the seal after it is on another history")
 
 
 def _check_signer(report: Report, identity: Identity, seals: list[Seal], signer: PublicKey | None) -> None:
     if signer is None:
         return
+    if identity.signs:
+        if encoded(signer) != identity.federator:
+            report.findings.append(
+                f"the federator of this run has the key {identity.federator.hex()[:16]}, not that of this signer, "
+                f"{encoded(signer).hex()[:16]}"
+            )
+        return
     for seal in seals:
-        if is_signed(seal, identity.digest, signer):
+        if seal.signature is not None and is_signed(signer, seal.signature, seal.statement(identity.digest)):
             report.signed = seal.rounds
         elif seal.signature is not None:
             report.findings.append(f"round {max(seal.rounds - 1, 0)}: the seal after it is not signed by this signer")
-    if report.signed is None and report.sound:
+    if report.signed is None and not report.findings:
         report.findings.append("nothing in it is signed, so that this signer does not vouch for any of it")
 
 
@@ -209,7 +238,7 @@ def _check_known(report: Report, heads: list[Head], known: bytes | None) -> None
     if known is None:
         return
     for head in reversed(heads):
-        if known in (head.commit, head.votes):
+        if known in (head.commit, head.link):
             after = report.head.rounds - head.rounds
             report.notes.append(
                 f"the known head is that after {head.rounds} rounds" + (f"; {after} follow" * (after > 0))
@@ -218,15 +247,65 @@ def _check_known(report: Report, heads: list[Head], known: bytes | None) -> None
     report.findings.append(f"the known head {known.hex()} is not in its chain: the tail was rewritten or cut off")
 
 
+def _check_expected(report: Report, identity: Identity, expect: bytes | None) -> None:
+    if expect is None:
+        return
+    if expect != identity.digest:
+        report.findings.append(f"this is the run {identity.digest.hex()}, not the expected {expect.hex()}")
+    elif identity.signs:
+        report.authors = "the run's digest"
+
+
+def _check_authority(
+    report: Report, ledger: Ledger, rosters: list[Roster], authority: x509.Certificate | None
+) -> None:
+    if authority is None:
+        return
+    identity = ledger.identity
+    if not identity.signs:
+        report.findings.append("its votes are not signed, so that this authority vouches for none of them")
+        return
+    doubtful = certified(identity, rosters, ledger.certificates, authority)
+    if doubtful:
+        report.findings.append(doubtful)
+    else:
+        report.authors = "the authority's certificates"
+
+
+def _check_reports(report: Report, ledger: Ledger, roster: Roster) -> None:
+    """Count the clients that signed the end of the run; a quorum of them makes its last commit final."""
+    identity, head = ledger.identity, report.head
+    if not identity.signs or head.link is None:
+        return
+    marks: dict[int, set[str]] = {}
+    for said in ledger.reports:
+        statement = done_statement(identity.digest, said.rounds, head.link, said.fingerprint)
+        if said.rounds != head.rounds:
+            continue
+        if not is_by(roster.in_force().key(said.client), said.signature, statement):
+            report.findings.append(f"the report of {said.client} after round {head.rounds} is not signed by it")
+            return
+        marks.setdefault(said.fingerprint, set()).add(said.client)
+    for mark, clients in marks.items():
+        if is_final(Context(identity, roster, head.link), len(clients)):
+            report.final = head.rounds
+            report.notes.append(f"{len(clients)} clients signed that they hold the weights {mark:016x} after it")
+
+
 def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
-    unchecked = report.head.rounds - report.aggregates
+    identity, unchecked = ledger.identity, report.head.rounds - report.aggregates
     if ledger.imported:
         report.notes.append(f"{ledger.imported} rounds were imported without their votes")
-    if unchecked and _is_own(ledger.identity) and not own_rule:
-        report.notes.append(
-            f"the rule {ledger.identity.agreement.rule} is code, and was not run: say --own-rule if it is yours"
-        )
+    if unchecked and ":" in identity.agreement.rule and not own_rule:
+        report.notes.append(f"the rule {identity.agreement.rule} is code, and was not run: say --own-rule if it is yours")
     if unchecked:
         report.notes.append(f"the aggregates of {unchecked} rounds were not checked: their votes' values are not here")
-    if report.signed is not None and report.signed < report.head.rounds:
+    if identity.protocol == 1 and report.signed is not None and report.signed < report.head.rounds:
         report.notes.append(f"{report.head.rounds - report.signed} rounds came after the last signature")
+    if identity.signs:
+        rest = report.head.rounds - report.final
+        report.notes.append(f"{report.final:,} commits are final" + (f"; {rest:,} after them are not yet" * (rest > 0)))
+    else:
+        report.notes.append("its votes are not signed: who cast them is not proven")
+    if report.authors:
+        report.notes.append("not proven: that the authority invented no client, and that no vote was left out")

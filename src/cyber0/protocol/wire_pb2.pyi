@@ -6,21 +6,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToFederator(_message.Message):
-    __slots__ = ("hello", "vote", "evaluation", "ask", "done")
+    __slots__ = ("hello", "vote", "evaluation", "ask", "done", "audit", "request")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     vote: Vote
     evaluation: Evaluation
     ask: Ask
     done: Done
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    audit: Audit
+    request: Request
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "round_open", "committed", "catch_up", "rejection", "bye", "invitation")
+    __slots__ = ("welcome", "round_open", "committed", "catch_up", "rejection", "bye", "invitation", "page")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROUND_OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +32,7 @@ class ToClient(_message.Message):
     REJECTION_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     round_open: RoundOpen
     committed: Committed
@@ -35,7 +40,8 @@ class ToClient(_message.Message):
     rejection: Rejection
     bye: Bye
     invitation: Invitation
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., round_open: _Optional[_Union[RoundOpen, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ...) -> None: ...
+    page: Page
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., round_open: _Optional[_Union[RoundOpen, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ..., page: _Optional[_Union[Page, _Mapping]] = ...) -> None: ...
 
 class Ask(_message.Message):
     __slots__ = ("version",)
@@ -44,15 +50,19 @@ class Ask(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Invitation(_message.Message):
-    __slots__ = ("version", "settings")
+    __slots__ = ("version", "settings", "federator", "certificate")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    FEDERATOR_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     version: int
     settings: bytes
-    def __init__(self, version: _Optional[int] = ..., settings: _Optional[bytes] = ...) -> None: ...
+    federator: bytes
+    certificate: bytes
+    def __init__(self, version: _Optional[int] = ..., settings: _Optional[bytes] = ..., federator: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning")
+    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +74,7 @@ class Hello(_message.Message):
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MEANING_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     manifest: bytes
@@ -75,17 +86,20 @@ class Hello(_message.Message):
     replayed: bool
     layout: bytes
     meaning: bytes
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ...) -> None: ...
+    key: bytes
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("round", "scalars", "fingerprint")
+    __slots__ = ("round", "scalars", "fingerprint", "signature")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SCALARS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     round: int
     scalars: bytes
     fingerprint: int
-    def __init__(self, round: _Optional[int] = ..., scalars: _Optional[bytes] = ..., fingerprint: _Optional[int] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, round: _Optional[int] = ..., scalars: _Optional[bytes] = ..., fingerprint: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("round", "accuracy", "loss", "samples")
@@ -100,22 +114,40 @@ class Evaluation(_message.Message):
     def __init__(self, round: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("round", "fingerprint")
+    __slots__ = ("round", "fingerprint", "signature")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     round: int
     fingerprint: int
-    def __init__(self, round: _Optional[int] = ..., fingerprint: _Optional[int] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, round: _Optional[int] = ..., fingerprint: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Audit(_message.Message):
+    __slots__ = ("round", "page")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    page: int
+    def __init__(self, round: _Optional[int] = ..., page: _Optional[int] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("change",)
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    change: bytes
+    def __init__(self, change: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "identity", "round")
+    __slots__ = ("version", "identity", "round", "roster")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
     version: int
     identity: bytes
     round: int
-    def __init__(self, version: _Optional[int] = ..., identity: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
+    roster: bytes
+    def __init__(self, version: _Optional[int] = ..., identity: _Optional[bytes] = ..., round: _Optional[int] = ..., roster: _Optional[bytes] = ...) -> None: ...
 
 class RoundOpen(_message.Message):
     __slots__ = ("round",)
@@ -124,20 +156,46 @@ class RoundOpen(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("round", "scalars")
+    __slots__ = ("round", "scalars", "ballots", "signature", "changes")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SCALARS_FIELD_NUMBER: _ClassVar[int]
+    BALLOTS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     round: int
     scalars: bytes
-    def __init__(self, round: _Optional[int] = ..., scalars: _Optional[bytes] = ...) -> None: ...
+    ballots: bytes
+    signature: bytes
+    changes: bytes
+    def __init__(self, round: _Optional[int] = ..., scalars: _Optional[bytes] = ..., ballots: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., changes: _Optional[bytes] = ...) -> None: ...
 
 class CatchUp(_message.Message):
-    __slots__ = ("first", "scalars")
+    __slots__ = ("first", "scalars", "ballots", "signature", "changes", "anchor")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     SCALARS_FIELD_NUMBER: _ClassVar[int]
+    BALLOTS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
     first: int
     scalars: bytes
-    def __init__(self, first: _Optional[int] = ..., scalars: _Optional[bytes] = ...) -> None: ...
+    ballots: bytes
+    signature: bytes
+    changes: bytes
+    anchor: bytes
+    def __init__(self, first: _Optional[int] = ..., scalars: _Optional[bytes] = ..., ballots: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., changes: _Optional[bytes] = ..., anchor: _Optional[bytes] = ...) -> None: ...
+
+class Page(_message.Message):
+    __slots__ = ("round", "page", "data", "last")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    page: int
+    data: bytes
+    last: bool
+    def __init__(self, round: _Optional[int] = ..., page: _Optional[int] = ..., data: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("round", "verdict", "reason", "replay")

@@ -1,0 +1,265 @@
+"""Who takes part: names and public keys in order, how many may lie, how many votes decide, and for how many rounds.
+
+A roster changes by records in the chain. One that is written with round t is pending in the link after it: clients sign
+it with their votes of round t + 1, and it is in force from round t + 2 on.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from cyber0.config import Agreement
+from cyber0.errors import InvalidIdentity, InvalidRoster
+
+__all__ = ["Change", "Roster", "changes_from", "changes_to_bytes"]
+
+Kind = Literal["admit", "revoke", "rotate", "extend", "byzantine", "quorum"]
+DOMAIN = b"cyber0 roster 2\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A record that changes a roster.
+
+    Args:
+        kind: `admit` a client with its key, `revoke` one, `rotate` its key, `extend` the run, or set how many clients
+            may lie (`byzantine`) or how many votes decide (`quorum`).
+        name: Whose; empty where it is about no client.
+        key: The new public key, if there is one.
+        number: How many rounds, liars or votes there are from then on, if it is about these.
+        signature: Of a rotation that the client asked for itself: by its old key.
+
+    """
+
+    kind: Kind
+    name: str = ""
+    key: bytes = b""
+    number: int = 0
+    signature: bytes = b""
+
+    def fields(self) -> list[Any]:
+        """Return the change as a list that JSON can hold."""
+        return [self.kind, self.name, self.key.hex(), self.number, self.signature.hex()]
+
+    def rotation(self, run: bytes) -> bytes:
+        """Return the statement by which the old key hands over to the new one."""
+        return b"cyber0 rotate 2\0" + run + _text(self.name) + self.key
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a round in order, with their public keys; a client whose key is not known yet has an empty one.
+
+    >>> roster = Roster(("ann", "bob", "cy"), (b"", b"", b""), byzantine=1, quorum=3, rounds=9)
+    >>> later = roster.after([Change("admit", "dan", bytes(33))])
+    >>> later.names == roster.names, later.after([]).names
+    (True, ('ann', 'bob', 'cy', 'dan'))
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[bytes, ...]
+    byzantine: int
+    quorum: int  # the fewest votes that decide a round
+    rounds: int
+    pending: tuple[Change, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(name, str) and 0 < len(name) <= 100 for name in self.names):
+            raise InvalidIdentity(f"roster = {list(self.names)!r}: a client's name is text of 1 to 100 characters")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if list(self.names).count(name) > 1)
+            raise InvalidIdentity(f"roster: {twice!r} is named twice")
+        if len(self.keys) != len(self.names):
+            raise InvalidIdentity(f"roster: {len(self.names)} names, but {len(self.keys)} keys")
+        known = [key for key in self.keys if key]
+        if len(set(known)) < len(known):
+            first, second, *_ = (n for n, k in zip(self.names, self.keys, strict=True) if k and known.count(k) > 1)
+            raise InvalidIdentity(f"roster: {first} and {second} have the same key: every client needs its own")
+        if not 0 <= 2 * self.byzantine < len(self.names):
+            raise InvalidIdentity(f"byzantine = {self.byzantine} of {len(self.names)} clients: fewer than half may lie")
+        if not 2 * self.byzantine < self.quorum <= len(self.names):
+            raise InvalidIdentity(
+                f"quorum = {self.quorum} of {len(self.names)} clients: it must be from {2 * self.byzantine + 1} (more "
+                f"than 2 x byzantine) to {len(self.names)}"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        agreement: Agreement,
+        names: Iterable[str],
+        keys: Mapping[str, bytes] | None = None,
+        quorum: int | None = None,
+    ) -> "Roster":
+        """Return the roster that a run begins with; by default the fewest votes that are allowed decide.
+
+        >>> Roster.of(Agreement(clients=3, byzantine=1), ["ann", "bob", "cy"]).quorum
+        3
+        """
+        names, known = tuple(names), keys or {}
+        if len(names) != agreement.clients:
+            raise InvalidIdentity(f"roster names {len(names)} clients, but clients = {agreement.clients}")
+        quorum = quorum or agreement.quorum or 2 * agreement.byzantine + 1
+        return cls(names, tuple(known.get(n, b"") for n in names), agreement.byzantine, quorum, agreement.rounds)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each client."""
+        return {name: place for place, name in enumerate(self.names)}
+
+    @cached_property
+    def owners(self) -> dict[bytes, str]:
+        """The client of each public key."""
+        return {key: name for name, key in zip(self.names, self.keys, strict=True) if key}
+
+    @property
+    def last(self) -> int:
+        """How many rounds there are; an extension counts as soon as it is written."""
+        return max([self.rounds, *(change.number for change in self.pending if change.kind == "extend")])
+
+    def key(self, name: str) -> bytes:
+        """Return a client's public key; empty if it is not known, or the client not on the roster."""
+        place = self.places.get(name)
+        return b"" if place is None else self.keys[place]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of a domain and its bytes: links of the chain contain it."""
+        return hashlib.sha256(DOMAIN + self.to_bytes()).digest()
+
+    def to_bytes(self) -> bytes:
+        """Return the roster in canonical JSON."""
+        fields = {
+            "byzantine": self.byzantine,
+            "clients": [[name, key.hex()] for name, key in zip(self.names, self.keys, strict=True)],
+            "pending": [change.fields() for change in self.pending],
+            "quorum": self.quorum,
+            "rounds": self.rounds,
+        }
+        return canonical(fields)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Roster":
+        """Return the roster in these bytes, which must be canonical."""
+        try:
+            fields = json.loads(data)
+            names = tuple(name for name, _ in fields["clients"])
+            keys = tuple(bytes.fromhex(key) for _, key in fields["clients"])
+            pending = tuple(map(_change, fields["pending"]))
+            numbers = [fields[name] for name in ("byzantine", "quorum", "rounds")]
+            if not all(type(number) is int for number in numbers):
+                raise InvalidIdentity("roster: byzantine, quorum and rounds must be integers")
+            roster = cls(names, keys, *numbers, pending)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if isinstance(error, InvalidIdentity):
+                raise
+            raise InvalidIdentity(f"the roster cannot be read: {error}") from None
+        if roster.to_bytes() != data:
+            raise InvalidIdentity("the roster is not written in the canonical way")
+        return roster
+
+    def after(self, changes: Iterable[Change]) -> "Roster":
+        """Return the roster of the next round: what was pending is in force, and these changes are pending."""
+        changes = tuple(changes)
+        if not self.pending and not changes:
+            return self
+        return replace(self.in_force(), pending=changes)
+
+    def in_force(self) -> "Roster":
+        """Return the roster with the pending changes made."""
+        entries = dict(zip(self.names, self.keys, strict=True))
+        numbers = {"extend": self.rounds, "byzantine": self.byzantine, "quorum": self.quorum}
+        for change in self.pending:
+            if change.kind == "revoke":
+                entries.pop(change.name, None)
+            elif change.kind in numbers:
+                numbers[change.kind] = change.number
+            else:
+                entries[change.name] = change.key
+        return Roster(
+            tuple(entries), tuple(entries.values()), numbers["byzantine"], numbers["quorum"], numbers["extend"]
+        )
+
+    def check(self, changes: Iterable[Change]) -> None:
+        """Refuse changes that cannot be made together, after those that are pending.
+
+        >>> roster = Roster(("ann", "bob", "cy"), (b"", b"", b""), byzantine=1, quorum=3, rounds=9)
+        >>> roster.check([Change("revoke", "bob")])
+        Traceback (most recent call last):
+        cyber0.errors.InvalidRoster: 1 of 3 clients would be revoked: a quorum of 3 must be left
+        """
+        changes, now = tuple(changes), self.in_force()
+        for change in changes:
+            _check_change(now, change)
+        revoked = sum(change.kind == "revoke" for change in changes)
+        if revoked > len(now.names) - now.quorum:
+            raise InvalidRoster(
+                f"{revoked} of {len(now.names)} clients would be revoked: a quorum of {now.quorum} must be left"
+            )
+        try:
+            replace(now, pending=changes).in_force()
+        except InvalidIdentity as error:
+            raise InvalidRoster(str(error)) from None
+
+
+def _check_change(now: Roster, change: Change) -> None:
+    known = change.name in now.places
+    if change.kind == "extend" and change.number <= now.rounds:
+        raise InvalidRoster(f"rounds = {change.number}: the run has {now.rounds} already, give more")
+    if change.kind == "admit" and now.key(change.name):
+        raise InvalidRoster(f"{change.name} is on the roster already: cyber0 rotate gives it a new key")
+    if change.kind in ("revoke", "rotate") and not known:
+        raise InvalidRoster(f"{change.name} is not on the roster: {', '.join(now.names[:20])}")
+
+
+def canonical(fields: Any) -> bytes:
+    """Return JSON with sorted keys and without spaces, in UTF-8."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def changes_to_bytes(changes: Iterable[Change]) -> bytes:
+    """Return changes in canonical JSON; nothing for none.
+
+    >>> changes_to_bytes([Change("revoke", "bob")])
+    b'[["revoke","bob","",0,""]]'
+    """
+    fields = [change.fields() for change in changes]
+    return canonical(fields) if fields else b""
+
+
+def changes_from(data: bytes) -> tuple[Change, ...]:
+    """Return the changes in these bytes, which must be canonical.
+
+    >>> changes_from(b'[["promote","bob","",0,""]]')
+    Traceback (most recent call last):
+    cyber0.errors.InvalidIdentity: a change of the roster cannot be read: ['promote', 'bob', '', 0, '']
+    """
+    if not data:
+        return ()
+    try:
+        changes = tuple(map(_change, json.loads(data)))
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, InvalidIdentity):
+            raise
+        raise InvalidIdentity(f"changes of the roster cannot be read: {error}") from None
+    if changes_to_bytes(changes) != data:
+        raise InvalidIdentity("changes of the roster are not written in the canonical way")
+    return changes
+
+
+def _change(fields: Any) -> Change:
+    try:
+        kind, name, key, number, signature = fields
+        if kind in get_args(Kind) and isinstance(name, str) and len(name) <= 100 and type(number) is int:
+            return Change(kind, name, bytes.fromhex(key), number, bytes.fromhex(signature))
+    except (ValueError, TypeError):
+        pass
+    raise InvalidIdentity(f"a change of the roster cannot be read: {fields!r}")
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(8, "little") + data

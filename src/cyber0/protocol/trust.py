@@ -1,0 +1,62 @@
+"""Whose keys the keys of a run are: the certificates by which an authority vouches for them."""
+
+from collections.abc import Iterable
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from cyber0.errors import InvalidSigner
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.roster import Change, Roster
+from cyber0.protocol.signing import PublicKey, encoded, is_by
+
+__all__ = ["certified", "vouched"]
+
+FEDERATOR, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+def vouched(certificates: Iterable[bytes], authority: x509.Certificate) -> set[tuple[str, bytes]]:
+    """Return the names and public keys that certificates, in DER, of an authority are for; a federator's has no name.
+
+    How long a certificate is valid does not matter: it was when its client joined.
+    """
+    found: set[tuple[str, bytes]] = set()
+    for data in certificates:
+        try:
+            made = x509.load_der_x509_certificate(data)
+            made.verify_directly_issued_by(authority)
+            key, usage = made.public_key(), made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            if not isinstance(key, PublicKey):
+                continue
+            if CLIENT in usage:
+                found.add((str(made.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value), encoded(key)))
+            if FEDERATOR in usage:
+                found.add(("", encoded(key)))
+        except (ValueError, TypeError, IndexError, InvalidSignature, InvalidSigner, x509.ExtensionNotFound):
+            continue
+    return found
+
+
+def certified(
+    identity: Identity, rosters: Iterable[Roster], certificates: Iterable[bytes], authority: x509.Certificate
+) -> str:
+    """Return for which key of a run the authority does not vouch, in a sentence; an empty text if it does for all.
+
+    A key that a client took by itself needs no certificate: its old key signed for it.
+    """
+    known = vouched(certificates, authority)
+    if ("", identity.federator) not in known:
+        return "no certificate of this authority is here for the federator's key"
+    for roster in rosters:
+        for change in roster.pending:
+            if change.kind == "rotate" and _handed_over(identity, roster, change):
+                known.add((change.name, change.key))
+        for name, key in zip(roster.names, roster.keys, strict=True):
+            if key and (name, key) not in known:
+                return f"no certificate of this authority is here for the key {key.hex()[:16]} of {name}"
+    return ""
+
+
+def _handed_over(identity: Identity, roster: Roster, change: Change) -> bool:
+    return is_by(roster.key(change.name), change.signature, change.rotation(identity.digest))
