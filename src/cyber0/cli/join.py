@@ -12,9 +12,10 @@ from cyber0.cli.ledger import line
 from cyber0.cli.serve import is_loopback
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network.handshake import refusal
-from cyber0.network.keys import channel_credentials, client_name
+from cyber0.network.keys import certificate, channel_credentials, client_name
 from cyber0.network.session import Outcome, run_client
 from cyber0.progress import Progress
+from cyber0.protocol.signing import private_key
 
 __all__ = ["join", "state_directory"]
 
@@ -61,7 +62,9 @@ def join(
         bool, typer.Option("--evaluate", help="Evaluate on the task's test set and tell the federator.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the trained weights.")] = None,
-    tls: Annotated[Path | None, typer.Option(help="Your folder of keys, made by cyber0 keys issue.")] = None,
+    tls: Annotated[
+        Path | None, typer.Option(help="Your folder of keys, made by cyber0 keys request and install.")
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -86,6 +89,8 @@ def join(
         _check_handshake(address, tls)
     options: dict[str, Any] = {
         "credentials": None if tls is None else channel_credentials(tls),
+        "key": None if tls is None else private_key(tls / "key.pem"),
+        "authority": None if tls is None else certificate(tls / "ca.pem"),
         "data": data,
         "source": source,
         "model": model,
@@ -109,7 +114,7 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
     with keeping(lambda: kept if options["state"].exists() else ""), Progress(console, name) as progress:
 
         def watch(member: Any) -> None:
-            progress.update(member.commits, total=member.settings.agreement.rounds)
+            progress.update(member.commits, total=member.roster.last)
 
         outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     _print(console, outcome, options["out"])

@@ -70,8 +70,8 @@ def _show_run(console: Console, run: Ledger) -> None:
     for part, digest in sorted(identity.meaning.items()):
         line(console, "meaning", f"{part:16} {digest}")
     line(console, "rounds", f"{head.rounds:,} of {agreement.rounds:,}, {4 * plan.scalars:,} bytes each")
-    line(console, "head", head.commit.hex())
-    line(console, "votes' head", "not known" if head.votes is None else head.votes.hex())
+    line(console, "head", "not known" if head.link is None else head.link.hex())
+    line(console, "commits' head", head.commit.hex())
     for seal in run.seals[-1:]:
         mark = "no fingerprint" if seal.fingerprint is None else f"fingerprint {seal.fingerprint:016x}"
         line(

@@ -16,7 +16,14 @@ from cyber0.cli.recipe import read_recipe
 from cyber0.cli.run import with_options
 from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig
-from cyber0.network.keys import check_name, federator_key, peer_name, server_credentials
+from cyber0.network.keys import (
+    certificate_of_federator,
+    check_name,
+    federator_key,
+    peer_certificate,
+    peer_name,
+    server_credentials,
+)
 from cyber0.network.server import Federator
 from cyber0.network.show import showing
 from cyber0.protocol.settings import Settings
@@ -98,7 +105,7 @@ def kept(ledger: File) -> str:
     """Return what a federator that stops leaves behind, and how to go on; nothing where the run is finished."""
     if not ledger.founded:
         return ""
-    rounds, all_rounds = ledger.head.rounds, ledger.identity.agreement.rounds
+    rounds, all_rounds = ledger.head.rounds, ledger.roster.last
     if rounds >= all_rounds:
         return ""
     return (
@@ -158,7 +165,9 @@ async def _serve(
             settings,
             ledger,
             peer_name=None if tls is None else peer_name,
+            peer_certificate=None if tls is None else peer_certificate,
             key=key,
+            certificate=b"" if tls is None else certificate_of_federator(tls),
             linger=linger,
             notice=show.notice,
             callbacks=callbacks,
@@ -186,11 +195,11 @@ async def _serve(
 
 def _report(console: Console, federator: Federator, left: str) -> None:
     lines = {
-        "rounds": f"{federator.state.round:,} of {federator.settings.agreement.rounds:,}",
+        "rounds": f"{federator.state.round:,} of {federator.state.who.last:,}",
         "ended": federator.reason,
     }
     if federator.ledger.founded:
-        lines["head"] = federator.ledger.head.commit.hex()
+        lines["head"] = (federator.ledger.head.link or b"").hex()
         seals = federator.ledger.seals
         if seals and seals[-1].fingerprint is not None:
             lines["fingerprint"] = f"{seals[-1].fingerprint:016x}"

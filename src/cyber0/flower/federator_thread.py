@@ -91,4 +91,4 @@ class FederatorThread:
             self._started.set()
             await federator.over.wait()
             await federator.close()
-            self.head = ledger.head.commit.hex() if ledger.founded else ""
+            self.head = (ledger.head.link or b"").hex() if ledger.founded else ""

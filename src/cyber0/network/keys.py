@@ -35,6 +35,7 @@ from cyber0.network.key_files import certificate, check_issued, check_valid, mak
 __all__ = [
     "LONGEST",
     "certificate",
+    "certificate_of_federator",
     "certify_federator",
     "channel_credentials",
     "check_days",
@@ -201,6 +202,11 @@ def federator_key(folder: Path) -> Path:
     cyber0.errors.InvalidKeys: no/such/keys holds no keys of a federator: make them with cyber0 keys init no/such/keys
     """
     return _federator(folder) / "key.pem"
+
+
+def certificate_of_federator(folder: Path) -> bytes:
+    """Return the federator's certificate, in DER."""
+    return certificate(_federator(folder) / "cert.pem").public_bytes(Encoding.DER)
 
 
 def public_key_of(folder: Path) -> bytes:

@@ -10,6 +10,7 @@ from cyber0.errors import UnknownName
 from cyber0.network.member import Member
 from cyber0.protocol.messages import Bye, FromFederator, Hello, Vote
 from cyber0.protocol.records import to_wire
+from cyber0.protocol.roster import Roster
 from cyber0.protocol.settings import Settings
 
 __all__ = ["LIES", "Liar"]
@@ -108,6 +109,11 @@ class Liar:
         return self.member.commits
 
     @property
+    def roster(self) -> Roster:
+        """As in `Member`."""
+        return self.member.roster
+
+    @property
     def bye(self) -> Bye | None:
         """As in `Member`."""
         return self.member.bye
@@ -130,7 +136,8 @@ class Liar:
         """As in `Member`."""
 
         def send_lies(message: Any) -> None:
-            for lie in LIES[self.lie](message, self._rng) if isinstance(message, Vote) else [message]:
-                send(lie)
+            lies = LIES[self.lie](message, self._rng) if isinstance(message, Vote) else [message]
+            for lie in lies:
+                send(self.member.signed(lie) if isinstance(lie, Vote) else lie)
 
         self.member.receive(messages, send_lies)

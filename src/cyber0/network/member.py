@@ -1,12 +1,18 @@
-"""A client without sockets or a clock: it applies commits, votes and evaluates as the federator's messages ask."""
+"""A client without sockets or a clock: it follows the chain, votes and evaluates as the federator's messages ask.
 
+It believes the federator nothing that it can check: every link must be signed, lead through what the client has signed
+itself, and belong to the run that it was invited to.
+"""
+
+import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cyber0.errors import Cyber0Error, Refused
+from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
 from cyber0.network.store import Store, StoredVote
-from cyber0.protocol.chain import commit_hash
+from cyber0.protocol.catching_up import Position, follow
+from cyber0.protocol.chain import Head, done_statement, vote_statement
 from cyber0.protocol.identity import Identity, meaning_from
 from cyber0.protocol.messages import (
     Bye,
@@ -22,12 +28,15 @@ from cyber0.protocol.messages import (
     Vote,
     Welcome,
 )
+from cyber0.protocol.roster import Roster
 from cyber0.protocol.settings import Settings
+from cyber0.protocol.signing import PrivateKey, encoded, sign
 from cyber0.replay.weights import Weights
 
 __all__ = ["Member", "Model"]
 
 Send = Callable[[FromClient], None]
+MAX_REPLAYS = 3  # of one process: a client whose weights are wrong again and again has another problem
 
 
 class Model(Protocol):
@@ -93,20 +102,18 @@ class Member:
         store: Where its votes and weights are kept.
         evaluates: Whether it evaluates the model and sends the result.
         snapshot_every: Rounds from one copy of the weights to the next.
+        key: What signs its votes; by default a key of its store's own.
+        notice: A function that is called with a sentence when something happens.
 
-    `commits` is how many commits it has applied, and `head` the last hash of their chain. `is_over` says that the
+    `commits` is how many commits it has applied, and `head` the last link of their chain. `is_over` says that the
     federator has ended the run for it.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.network.stub_model import StubModel
     >>> settings = Settings.of(RunConfig(clients=1, byzantine=0, directions=2, rounds=1))
     >>> member = Member(settings, "client-0", StubModel(2))
-    >>> welcome, said = Welcome(member.identity.to_bytes(), round=0), []
-    >>> hello = member.hello()
-    >>> member.receive([welcome, RoundOpen(0)], said.append)
-    >>> member.receive([Committed(0, said[0].scalars), Bye("", finished=True, final=True)], said.append)
-    >>> [type(message).__name__ for message in said], member.commits, member.is_over
-    (['Vote', 'Done'], 1, True)
+    >>> member.hello().commits, member.is_over
+    (0, False)
 
     """
 
@@ -116,66 +123,82 @@ class Member:
     store: Store = field(default_factory=Store)
     evaluates: bool = False
     snapshot_every: int = 100
-    commits: int = field(default=0, init=False)
+    key: PrivateKey | None = None
+    notice: Callable[[str], None] = lambda _: None
     bye: Bye | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
     welcomed: bool = field(default=False, init=False)  # on this stream: what came before belongs to an older one
+    position: Position | None = field(default=None, init=False)  # once it knows the run
 
     def __post_init__(self) -> None:
-        model, meaning = self.model, meaning_from(self.model.meaning)
-        self.identity: Identity = self.settings.identity(model.manifest, model.base, model.layout, meaning)
-        self.head = self.identity.digest
-        self._knows_run = self._replayed = False
+        self._key = self.key or self.store.key()
+        self._replayed, self._replays = False, 0
         self._open = self._sent = -1
         self._snapshot_at = 0
         self._restore()
+
+    @property
+    def commits(self) -> int:
+        """How many commits it has applied."""
+        return 0 if self.position is None else self.position.head.rounds
+
+    @property
+    def head(self) -> bytes:
+        """The last link of the chain it holds; empty while it knows no run."""
+        return b"" if self.position is None else self.position.head.link or b""
+
+    @property
+    def roster(self) -> Roster:
+        """The roster of the open round."""
+        return self.settings.first if self.position is None else self.position.roster
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to do."""
         if self.bye is None or not self.bye.final:
             return False
-        return not self.bye.finished or self.commits == self.settings.agreement.rounds
+        return not self.bye.finished or self.commits == self.roster.last
 
     def hello(self) -> Hello:
         """Return the Hello for a new stream."""
         self.welcomed, self.bye, self._sent, self._open = False, None, -1, -1
+        knows = self.position is not None
         return Hello(
             self.name,
             self.model.manifest,
             self.model.base,
             self.commits,
-            self.head if self._knows_run else b"",
-            self.identity.digest if self._knows_run else b"",
+            self.head,
+            b"" if self.position is None else self.position.identity.digest,
             self.evaluates,
             self._replayed,
-            layout=b"" if self._knows_run else self.model.layout,
+            layout=b"" if knows else self.model.layout,
             meaning=self.model.meaning,
+            key=encoded(self._key.public_key()),
         )
 
     def receive(self, messages: Iterable[FromFederator], send: Send) -> None:
         """Apply all commits among the messages, then vote in the newest open round: so a slow client catches up."""
-        commits: list[tuple[int, bytes]] = []
+        commits: list[Committed | CatchUp] = []
         for message in messages:
-            if isinstance(message, Committed):
-                commits.append((message.round, message.scalars))
-                self._open = message.round + 1
-            elif isinstance(message, CatchUp):
-                commits.append((message.first, message.scalars))
+            if isinstance(message, Committed | CatchUp):
+                commits.append(message)
+                if isinstance(message, Committed):
+                    self._open = message.round + 1
             else:
                 self._handle(message, send)
             if not self.welcomed:
                 commits.clear()
-        if self.welcomed:
-            self._advance(commits)
+        if self.welcomed and self.position is not None:
+            self._advance(self.position, commits)
             self._vote(send)
             self._evaluate(send)
             self._finish(send)
 
     def _handle(self, message: FromFederator, send: Send) -> None:
         match message:
-            case Welcome(identity):
-                self._on_welcome(identity)
+            case Welcome():
+                self._on_welcome(message)
             case RoundOpen(number):
                 self._open, self._sent = number, -1
             case Rejection(replay=True):
@@ -188,51 +211,88 @@ class Member:
             case _:
                 pass
 
-    def _on_welcome(self, identity: bytes) -> None:
-        if identity != self.identity.to_bytes():
-            raise Refused("the federator welcomes to another run than the one it invited to")
-        self.welcomed, self._knows_run, self._replayed = True, True, False
+    def _on_welcome(self, welcome: Welcome) -> None:
+        """Check that the run is the one it was invited to, or that it has been in before, and store which it is."""
+        if self.position is None:
+            try:
+                identity = Identity.from_bytes(welcome.identity, welcome.roster)
+            except InvalidIdentity as error:
+                raise Refused(f"the federator welcomes to a run that cannot be used: {error}") from None
+            self._check_invited(identity)
+            self.store.save_run(welcome.identity, welcome.roster)
+            self.position = Position.start(identity)
+        elif welcome.identity != self.position.identity.to_bytes():
+            raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
+        self.welcomed, self._replayed = True, False
 
-    def _advance(self, commits: list[tuple[int, bytes]]) -> None:
-        """Apply the commits that are new; refuse a federator that skips a round."""
-        width, new, start = 4 * self.settings.plan.scalars, list[bytes](), self.commits
-        for first, scalars in commits:
-            here = start + len(new)
-            if first > here or len(scalars) % width or (first + len(scalars) // width) > self.settings.agreement.rounds:
-                raise Refused(f"the federator sends commits from round {first} on, but this client holds {here}")
-            parts = [scalars[at : at + width] for at in range((here - first) * width, len(scalars), width)]
-            new += parts
-        if not new:
+    def _check_invited(self, identity: Identity) -> None:
+        """Refuse a run that is not what the invitation said, or not with this client's model and key."""
+        model, expected = self.model, self.settings
+        roster = identity.roster
+        checks = {
+            "agreement": identity.agreement == expected.agreement and identity.protocol > 1,
+            "roster": roster.names == expected.roster,
+            "keep_votes": identity.keep_votes == expected.keep_votes,
+            "model": (identity.manifest, identity.base) == (model.manifest.hex(), model.base.hex()),
+            "meaning of labels": identity.meaning == meaning_from(model.meaning),
+            "key of the federator": identity.federator == (expected.federator or identity.federator) != b"",
+            "key of this client": roster.key(self.name) in (b"", encoded(self._key.public_key())),
+        }
+        for what, fits in checks.items():
+            if not fits:
+                raise Refused(f"the federator welcomes to another run than the one it invited to: its {what} differs")
+
+    def _other_run(self, run: bytes) -> str:
+        ours = "none" if self.position is None else self.position.identity.digest.hex()[:16]
+        return (
+            f"the federator welcomes to run {run.hex()[:16]}, but this client takes part in {ours}: to take part in "
+            "another run, name another folder by --state"
+        )
+
+    def _advance(self, position: Position, commits: list[Committed | CatchUp]) -> None:
+        """Follow the chain and apply the commits that are new."""
+        signed = {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
+        start, new = position.head.rounds, list[bytes]()
+        for message in commits:
+            position, scalars = follow(position, message, signed)
+            new.append(scalars)
+        if position.head.rounds == start:
             return
         try:
             self.model.advance(start, b"".join(new))
         except Cyber0Error as error:
             raise Refused(f"a commit from round {start} on cannot be applied: {error}") from error
-        for scalars in new:
-            self.head = commit_hash(self.head, self.commits, scalars)
-            self.commits += 1
-        if self.commits - self._snapshot_at >= self.snapshot_every:
+        self.position = position
+        if self.commits - self._snapshot_at >= self.snapshot_every and position.head.link is not None:
             self.snapshot()
 
     def _vote(self, send: Send) -> None:
-        number = self.commits
-        due = self._open == number != self._sent and number < self.settings.agreement.rounds
-        if not due or self.bye is not None or self.name not in self.settings.voters(number):
+        position, number = self.position, self.commits
+        due = self._open == number != self._sent and number < self.roster.last
+        if position is None or not due or self.bye is not None or not position.is_signed:
+            return
+        if self.name not in self.settings.voters(number, position.roster):
             return
         kept = self.store.vote(number)
         if kept is None and number < self.store.newest:
             raise Refused(f"round {number} is open, but this client has voted in round {self.store.newest}")
         if kept is None:
             mark = self.model.fingerprint() if number % self.settings.fingerprint_every == 0 else None
-            kept = StoredVote(Vote(number, self.model.vote(number), mark), self.head)
+            kept = StoredVote(Vote(number, self.model.vote(number), mark), position.head.commit, self.head)
             self.store.save_vote(kept)
-        elif kept.head != self.head:
+        elif kept.link != self.head:
             raise Refused(f"after {number} commits the federator's chain is not the one this client voted on")
         self._sent = number
-        send(kept.vote)
+        send(self.signed(kept.vote))
+
+    def signed(self, vote: Vote) -> Vote:
+        """Return a vote with its signature, on the link that this client holds."""
+        run = b"" if self.position is None else self.position.identity.digest
+        statement = vote_statement(run, vote.round, self.head, hashlib.sha256(vote.scalars).digest())
+        return replace(vote, signature=sign(self._key, statement))
 
     def _evaluate(self, send: Send) -> None:
-        last = self.commits == self.settings.agreement.rounds
+        last = self.commits == self.roster.last
         due = self.evaluates and (last or self.commits % self.settings.evaluate_every == 0)
         if not due or (self.evaluation is not None and self.evaluation.round == self.commits):
             return
@@ -241,35 +301,75 @@ class Member:
         send(self.evaluation)
 
     def _finish(self, send: Send) -> None:
-        if self.bye is None or not self.bye.finished or self.commits < self.settings.agreement.rounds:
+        position = self.position
+        if position is None or self.bye is None or not self.bye.finished or self.commits < self.roster.last:
             return
         if self._snapshot_at < self.commits:
             self.snapshot()
-        send(Done(self.commits, self.model.fingerprint()))
+        mark = self.model.fingerprint()
+        statement = done_statement(position.identity.digest, self.commits, self.head, mark)
+        send(Done(self.commits, mark, sign(self._key, statement)))
 
     def snapshot(self) -> None:
         """Store the weights, so that a restart needs only the commits after them."""
         self._snapshot_at = self.commits
         weights = self.model.weights() if self.store.folder is not None else None
-        if weights is not None:
-            facts = {"run": self.identity.digest.hex(), "commits": str(self.commits), "head": self.head.hex()}
+        if weights is not None and self.position is not None:
+            facts = position_facts(self.position)
             self.store.save_weights(weights, {**facts, "fingerprint": f"{self.model.fingerprint():016x}"})
 
     def _restore(self) -> None:
+        known = self.store.load_run()
+        if known is None:
+            return
+        try:
+            identity = Identity.from_bytes(*known)
+        except InvalidIdentity as error:
+            raise Refused(f"{self.store.folder} is damaged: {error}") from None
+        self.position = Position.start(identity)
         found = self.store.load_weights()
         if found is None:
             return
         weights, facts = found
-        if facts.get("run") != self.identity.digest.hex():
-            raise Refused(f"{self.store.folder} holds the state of another run: name another folder by --state")
-        if f"{self.model.load(weights):016x}" != facts.get("fingerprint"):
+        position = position_from(identity, facts)
+        if position is None or f"{self.model.load(weights):016x}" != facts.get("fingerprint"):
             self.model.reset()  # damaged: the federator has all commits
             return
-        self.commits, self.head, self._knows_run = int(facts["commits"]), bytes.fromhex(facts["head"]), True
-        self._snapshot_at = self.commits
+        self.position, self._snapshot_at = position, position.head.rounds
 
     def _restart(self) -> None:
-        self.store.forget()
+        """Go back to the initial weights and replay the commits, which must lead through all that was signed."""
+        self._replays += 1
+        if self._replays > MAX_REPLAYS:
+            raise Refused(f"the federator asks for a replay for the {self._replays}th time: this client stops")
+        self.notice("the federator says that this client's weights are wrong: it replays all commits, and checks them")
+        self.store.forget_weights()
         self.model.reset()
-        self.commits, self.head, self._snapshot_at, self._replayed = 0, self.identity.digest, 0, True
+        if self.position is not None:
+            self.position = Position.start(self.position.identity)
+        self._snapshot_at, self._replayed = 0, True
         self.evaluation, self.welcomed = None, False
+
+
+def position_facts(position: Position) -> dict[str, str]:
+    """Return a position as text, to be stored with the weights."""
+    head = position.head
+    return {
+        "run": position.identity.digest.hex(),
+        "commits": str(head.rounds),
+        "commit": head.commit.hex(),
+        "link": (head.link or b"").hex(),
+        "signature": position.signature.hex(),
+        "roster": position.roster.to_bytes().decode(),
+    }
+
+
+def position_from(identity: Identity, facts: dict[str, str]) -> Position | None:
+    """Return the position that was stored; None if it is of another run, or damaged."""
+    try:
+        if facts["run"] != identity.digest.hex():
+            return None
+        head = Head(int(facts["commits"]), bytes.fromhex(facts["commit"]), bytes.fromhex(facts["link"]))
+        return Position(identity, head, Roster.from_bytes(facts["roster"].encode()), bytes.fromhex(facts["signature"]))
+    except (KeyError, ValueError):
+        return None

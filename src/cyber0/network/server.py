@@ -4,21 +4,27 @@
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import grpc
 import grpc.aio
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from cyber0.callbacks import Callbacks, Round
-from cyber0.errors import Cyber0Error, InvalidConfig, InvalidUserCode, RejectedMessage
+from cyber0.errors import Cyber0Error, InvalidConfig, InvalidIdentity, InvalidUserCode, RejectedMessage
+from cyber0.network.connection import GRACE, MAX_MESSAGES, Connection
 from cyber0.network.limits import RateLimit
 from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
 from cyber0.network.tally import Tally
-from cyber0.protocol.chain import Seal
-from cyber0.protocol.codec import catch_up, decode_from_client, encode, size_limit
+from cyber0.protocol import pages
+from cyber0.protocol.catching_up import catch_up
+from cyber0.protocol.chain import Seal, done_statement, link_statement, vote_statement
+from cyber0.protocol.codec import decode_from_client, encode, size_limit
 from cyber0.protocol.events import (
     Alarm,
     Arrived,
@@ -30,52 +36,41 @@ from cyber0.protocol.events import (
     HangUp,
     Left,
     Notice,
+    Proposed,
     Received,
     Record,
     RecordIdentity,
     Replay,
     Send,
 )
-from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.ledger import Ledger, Report
 from cyber0.protocol.machine import step
-from cyber0.protocol.messages import VERSION, Ask, Bye, Done, FromClient, FromFederator, Hello
+from cyber0.protocol.messages import (
+    VERSION,
+    Ask,
+    Audit,
+    Bye,
+    Committed,
+    Done,
+    Evaluation,
+    FromClient,
+    FromFederator,
+    Hello,
+    Request,
+    Vote,
+)
 from cyber0.protocol.records import from_wire
+from cyber0.protocol.roster import Change, changes_from
 from cyber0.protocol.settings import Settings
-from cyber0.protocol.signing import PrivateKey, signed
+from cyber0.protocol.signing import PrivateKey, PublicKey, encoded, is_by, key_beside, new_key, sign
+from cyber0.protocol.sqlite import File
 from cyber0.protocol.state import restored
 
 __all__ = ["Federator"]
 
-MAX_MESSAGES = 64  # of a client in one round: an honest one sends two or three
 MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
 HELLO_BURST, HELLO_SECONDS = 20, 1.0  # at once, and until one more is answered
-PAGE = 4096  # commits that are read from the ledger at a time
-GRACE = 2.0  # seconds that a stream has to take its last message
-
-
-@dataclass(eq=False)
-class _Connection:
-    number: int
-    client: str | None  # as the transport has authenticated it; else as it says itself
-    outbox: Outbox
-    stream: ClientStream | None = None
-    round: int = -1
-    messages: int = 0
-    cut: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def end(self, bye: Bye) -> None:
-        """Send a Bye and end the stream; a client that does not read it is cut off after some seconds."""
-        if not self.outbox.is_ended:
-            self.outbox.put(encode(bye))
-            self.outbox.end()
-            asyncio.get_running_loop().call_later(GRACE, self.cut.set)
-
-    def is_flood(self, current: int) -> bool:
-        """Count one more message, and return whether there are too many in this round."""
-        self.messages = self.messages + 1 if current == self.round else 1
-        self.round = current
-        return self.messages > MAX_MESSAGES
+AUDIT_BURST, AUDIT_SECONDS = 64, 0.02  # pages of ballots at once, and until one more is sent
 
 
 class Federator:
@@ -86,7 +81,10 @@ class Federator:
         ledger: Where the run is recorded; one that holds a run is continued.
         peer_name: A function of a gRPC context that returns who the caller is, as `cyber0.network.keys.peer_name` does
             for certificates. Without it a client is whoever it says it is.
-        key: What signs the ledger at the end.
+        key: What signs every link of the chain; by default one beside the ledger, which is made for it.
+        certificate: That of the key, in DER, by which clients know whose it is.
+        peer_certificate: A function of a gRPC context that returns the caller's certificate, if it has shown one: its
+            key must be that of the client's votes.
         linger: Seconds for which latecomers are served after the end. Before that, clients that are there have the time
             of a deadline to report their fingerprints.
         notice: A function that is called with a sentence when something happens.
@@ -113,21 +111,34 @@ class Federator:
         *,
         peer_name: Callable[[Any], str] | None = None,
         key: PrivateKey | None = None,
+        certificate: bytes = b"",
+        peer_certificate: Callable[[Any], x509.Certificate | None] | None = None,
         linger: float = 0.0,
         notice: Callable[[str], None] = lambda _: None,
         callbacks: Iterable[Any] = (),
     ) -> None:
-        self.settings, self.ledger, self.key, self.linger, self.notice = settings, ledger, key, linger, notice
-        self.peer_name = peer_name
+        self.settings, self.ledger, self.linger, self.notice = settings, ledger, linger, notice
+        self.peer_name, self.peer_certificate = peer_name, peer_certificate
+        self.key, self.certificate = key or _key_of(ledger), certificate
+        self.public = encoded(self.key.public_key())
+        if ledger.founded and ledger.identity.federator != self.public:
+            raise InvalidConfig(
+                f"the ledger is signed with the key {ledger.identity.federator.hex()[:16]}, and this one is "
+                f"{self.public.hex()[:16]}: give the key it began with, by --tls or --key"
+            )
         self._callbacks, self._news = [Callbacks([each]) for each in callbacks], list[tuple[str, Any]]()
-        self.state = restored(settings, ledger)
+        self.state = restored(settings, ledger, self.public)
         self.tally = Tally(settings.roster)
         self.over = asyncio.Event()
         self.reason, self.failure = "", None
         self._limit = size_limit(settings.plan.scalars)
-        self._invitation = encode(settings.invitation())
+        self._invitation = encode(settings.invitation(self.public, certificate))
+        self._audits = RateLimit(AUDIT_BURST, AUDIT_SECONDS)
+        self._audited: tuple[int, bytes] = -1, b""
+        self._certificates: dict[str, bytes] = {}
+        self._signature = b""
         self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._count = 0
         self._alarm: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -202,25 +213,21 @@ class Federator:
         )
 
     def seal(self) -> None:
-        """Seal the ledger's head, signed if there is a key, with the fingerprint that the clients agree on."""
+        """Seal the ledger's head, signed, with the fingerprint that the clients agree on."""
         mark = self.tally.agreed(self.settings.agreement.byzantine + 1) if self.state.is_finished else None
         head = self.ledger.head
         before = next((seal for seal in self.ledger.seals if seal.rounds == head.rounds), None)
         if before is not None and mark is None:
             mark = before.fingerprint  # too few clients came this time: what was reported before is still true
         seal = Seal.of(head, mark)
-        if self.key is not None:
-            self.ledger.seal(signed(seal, self.ledger.identity.digest, self.key))
-        elif before is None or before.signature is None:  # a signed seal is not replaced by one without a signature
-            self.ledger.seal(seal)
+        self.ledger.seal(replace(seal, signature=sign(self.key, seal.statement(self.ledger.identity.digest))))
 
     # Streams
 
     async def _talk(self, _: Any, context: Any) -> None:
         self._count += 1
         try:
-            client = self.peer_name(context) if self.peer_name else None
-            connection = _Connection(self._count, client, Outbox(max(ROOM, 4 * self._limit)))
+            connection = self._connection(context)
         except Cyber0Error as error:
             await context.write(encode(Bye(str(error), final=True)))
             return
@@ -243,7 +250,17 @@ class Federator:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._ended(connection)
 
-    def _make_room(self, connection: _Connection) -> None:
+    def _connection(self, context: Any) -> Connection:
+        """Return a stream with what the transport knows of the caller."""
+        client = self.peer_name(context) if self.peer_name else None
+        connection = Connection(self._count, client, Outbox(max(ROOM, 4 * self._limit)))
+        shown = self.peer_certificate(context) if self.peer_certificate else None
+        if shown is not None:
+            connection.certificate = shown.public_bytes(Encoding.DER)
+            connection.key = encoded(cast("PublicKey", shown.public_key()))
+        return connection
+
+    def _make_room(self, connection: Connection) -> None:
         """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
         if connection.client is None:
             return
@@ -254,11 +271,11 @@ class Federator:
         for other in own[: -2 * MAX_STREAMS]:  # they were ended long ago
             other.cut.set()
 
-    async def _read(self, connection: _Connection, context: Any) -> None:
+    async def _read(self, connection: Connection, context: Any) -> None:
         while isinstance(data := await context.read(), bytes):  # anything else is the end of the stream
             self._receive(connection, data)
 
-    def _ended(self, connection: _Connection) -> None:
+    def _ended(self, connection: Connection) -> None:
         del self._connections[connection.number]
         if connection.stream is None:
             return
@@ -269,7 +286,7 @@ class Federator:
             self._notify(f"{connection.stream.client} reads too slowly, and was disconnected: it may come again")
         self._step(Left(connection.stream))
 
-    def _receive(self, connection: _Connection, data: bytes) -> None:
+    def _receive(self, connection: Connection, data: bytes) -> None:
         if connection.outbox.is_ended:
             return
         if connection.is_flood(self.state.round):
@@ -282,34 +299,112 @@ class Federator:
         except RejectedMessage as error:
             self._dismiss(connection, Bye(str(error)))
 
-    def _handle(self, connection: _Connection, message: FromClient) -> None:
+    def _handle(self, connection: Connection, message: FromClient) -> None:
         match message:
             case Ask(version=version):
-                if version == VERSION:
-                    connection.outbox.put(self._invitation)
-                else:
-                    bye = Bye(f"this federator speaks version {VERSION}, not {version}", final=True)
-                    self._dismiss(connection, bye)
+                self._ask(connection, version)
             case Hello():
                 self._hello(connection, message)
-            case Done(number, fingerprint):
-                if connection.stream is not None and number == self.settings.agreement.rounds == self.state.round:
-                    self.tally.clients[connection.stream.client].fingerprint = fingerprint
             case _:
-                if connection.stream is not None:
-                    self._step(Received(connection.stream, message))
+                if connection.stream is not None and self.state.is_current(connection.stream):
+                    self._talk_of(connection, connection.stream, message)
 
-    def _hello(self, connection: _Connection, hello: Hello) -> None:
+    def _ask(self, connection: Connection, version: int) -> None:
+        if version == VERSION:
+            connection.outbox.put(self._invitation)
+        else:
+            bye = Bye(f"this federator speaks version {VERSION} of the protocol, not {version}", final=True)
+            self._dismiss(connection, bye)
+
+    def _talk_of(self, connection: Connection, stream: ClientStream, message: FromClient) -> None:
+        """Handle what a client says that is part of the run."""
+        match message:
+            case Done():
+                self._done(stream.client, message)
+            case Audit():
+                self._audit(connection, stream.client, message)
+            case Request():
+                self._request(stream.client, message)
+            case Vote():
+                self._step(Received(stream, message, self._is_signed(stream.client, message)))
+            case Evaluation():
+                self._step(Received(stream, message))
+            case _:
+                pass
+
+    def _is_signed(self, client: str, vote: Vote) -> bool:
+        """Return whether a vote is signed by its client on the link of its round, which is open or the one before."""
+        state = self.state
+        if state.identity is None or vote.round not in (state.round, state.round - 1):
+            return False
+        link = (state.head.link or b"") if vote.round == state.round else state.previous
+        digest = hashlib.sha256(vote.scalars).digest()
+        statement = vote_statement(state.identity.digest, vote.round, link, digest)
+        return is_by(state.who.key(client), vote.signature, statement)
+
+    def _done(self, client: str, done: Done) -> None:
+        """Keep what a client signs at the end; a quorum of clients makes the last commit final."""
+        state = self.state
+        if state.identity is None or not state.is_finished or done.round != state.round:
+            return
+        statement = done_statement(state.identity.digest, done.round, state.head.link or b"", done.fingerprint)
+        if is_by(state.who.in_force().key(client), done.signature, statement):
+            self.tally.clients[client].fingerprint = done.fingerprint
+            self.ledger.report(Report(client, done.round, done.fingerprint, done.signature))
+
+    def _audit(self, connection: Connection, client: str, audit: Audit) -> None:
+        """Send a page of the ballots of a round, unless the client asks too often or the round is not here."""
+        if not self._audits.allow(client):
+            return
+        known = self.ledger.imported <= audit.round < self.state.round
+        if known and self._audited[0] != audit.round:  # many clients ask for the same one
+            (decision,) = self.ledger.decisions(audit.round, audit.round + 1)
+            self._audited = audit.round, pages.to_bytes(decision)
+        data = self._audited[1] if known else b""
+        connection.outbox.put(encode(pages.page_of(audit.round, data, audit.page)))
+
+    def _request(self, client: str, request: Request) -> None:
+        """Take a client's wish about its own entry on the roster, if it is signed with its present key."""
+        identity = self.state.identity
+        try:
+            changes = changes_from(request.change)
+        except InvalidIdentity as error:
+            raise RejectedMessage(str(error)) from None
+        for change in changes:
+            own = change.name == client and change.kind in ("rotate", "revoke")
+            statement = b"" if identity is None else change.statement(identity.digest)
+            if not own or not is_by(self.state.who.key(client), change.signature, statement):
+                raise RejectedMessage(f"a client can ask for a new key or to be revoked, for itself: not for {change}")
+        self._step(Proposed(changes))
+
+    def propose(self, changes: Iterable[Change]) -> None:
+        """Ask for changes of the roster, as the operator; raise an error if they cannot be made."""
+        changes = tuple(changes)
+        self.state.who.check((*self.state.proposed, *changes))
+        self._step(Proposed(changes))
+
+    def _hello(self, connection: Connection, hello: Hello) -> None:
         client = connection.client or hello.name
         if not self._hellos.allow(client if client in self.tally.clients else ""):  # strangers share one allowance
             self._dismiss(connection, Bye("too many Hellos: come again later"))
             return
+        if connection.key and hello.key != connection.key:
+            self._dismiss(connection, Bye("its key is not that of its certificate: sign with that one", final=True))
+            return
         connection.stream = connection.stream or ClientStream(client, connection.number)
         known = self.ledger.founded and hello.commits <= self.state.round
-        head = self.ledger.head_at(hello.commits).commit if known else b""
-        self._step(Arrived(connection.stream, hello, head))
+        head = self.ledger.head_at(hello.commits).link if known else b""
+        if connection.certificate:
+            self._certificates[client] = connection.certificate
+        self._step(Arrived(connection.stream, hello, head or b""))
+        self._certify(client)
 
-    def _dismiss(self, connection: _Connection, bye: Bye) -> None:
+    def _certify(self, client: str) -> None:
+        """Keep the certificate of a client's key in the ledger, once there is a run."""
+        if self.ledger.founded and client in self._certificates:
+            self.ledger.certify(self._certificates.pop(client))
+
+    def _dismiss(self, connection: Connection, bye: Bye) -> None:
         """End a stream because of what its client did."""
         connection.end(bye)
         if connection.stream is not None and not bye.finished:
@@ -347,7 +442,10 @@ class Federator:
             connection.outbox.put(self._encoded(effect.message))
 
     def _record(self, effect: Record) -> None:
-        self.ledger.append(effect.decision)  # on disk when this returns, so that it may be sent
+        identity = self.ledger.identity
+        statement = link_statement(identity.digest, effect.head.rounds, effect.head.link or b"")
+        self._signature = sign(self.key, statement)
+        self.ledger.append(effect.decision, self._signature)  # on disk when this returns, so that it may be sent
         self.tally.record(effect.decision)
         if self._callbacks:
             ballots = [ballot for ballot in effect.decision.ballots if ballot.verdict != "late"]
@@ -364,10 +462,14 @@ class Federator:
 
     def _replay(self, effect: Replay) -> None:
         if connection := self._connections.get(effect.stream.number):
-            connection.outbox.put_all(self._commits(effect.first, effect.stop))
+            connection.outbox.put_all(map(encode, catch_up(self.ledger, effect.first, effect.stop)))
 
     def _record_identity(self, effect: RecordIdentity) -> None:
-        self.ledger.found(Identity.from_bytes(effect.identity))
+        self.ledger.found(effect.identity)
+        if self.certificate:
+            self.ledger.certify(self.certificate)
+        for client in list(self._certificates):
+            self._certify(client)
 
     def _evaluated(self, effect: Evaluated) -> None:
         self.tally.clients[effect.client].evaluation = effect.evaluation
@@ -383,15 +485,9 @@ class Federator:
     def _encoded(self, message: FromFederator) -> bytes:
         """Return the bytes of a message. A commit goes to many clients, and is encoded once."""
         if self._last[0] is not message:
-            self._last = message, encode(message)
+            signed = replace(message, signature=self._signature) if isinstance(message, Committed) else message
+            self._last = message, encode(signed)
         return self._last[1]
-
-    def _commits(self, first: int, stop: int) -> Iterator[bytes]:
-        width = 4 * self.settings.plan.scalars
-        for page in range(first, stop, PAGE):
-            data = self.ledger.commits(page, min(page + PAGE, stop))
-            for message in catch_up(page, (data[at : at + width] for at in range(0, len(data), width))):
-                yield encode(message)
 
     def _notify(self, text: str) -> None:
         self.tally.notices.append(text)
@@ -414,4 +510,11 @@ class Federator:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._deserted.wait(), self.settings.deadline)
         await asyncio.sleep(self.linger)
-        self.stop(f"all {self.settings.agreement.rounds} rounds are decided")
+        self.stop(f"all {self.state.who.last} rounds are decided")
+
+
+def _key_of(ledger: Ledger) -> PrivateKey:
+    """Return the key that belongs to a ledger: in a file beside it, or a new one for a ledger in memory."""
+    if not isinstance(ledger, File):
+        return new_key()
+    return key_beside(ledger.path.with_name(ledger.path.name + "-key.pem"))

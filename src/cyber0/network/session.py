@@ -1,6 +1,7 @@
 """A client's side of the stream: it connects, asks, says Hello, and reconnects whenever the stream breaks."""
 
 import asyncio
+import hashlib
 import random
 import time
 from collections.abc import Callable
@@ -12,16 +13,20 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
 from cyber0.errors import Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.liars import Liar
-from cyber0.network.member import Member
+from cyber0.network.member import Member, Model
 from cyber0.network.store import Store
 from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
 from cyber0.protocol.messages import Ask, Bye, FromClient, FromFederator, Invitation
+from cyber0.protocol.roster import canonical
 from cyber0.protocol.settings import Settings
+from cyber0.protocol.signing import PrivateKey, decoded
+from cyber0.protocol.trust import vouched
 
 __all__ = ["Outcome", "attend", "run_client"]
 
@@ -50,6 +55,8 @@ def run_client(
     name: str,
     *,
     credentials: grpc.ChannelCredentials | None = None,
+    key: PrivateKey | None = None,
+    authority: x509.Certificate | None = None,
     task: Any = None,
     data: Path | None = None,
     source: str = "auto",
@@ -75,6 +82,8 @@ def run_client(
         address: HOST:PORT of the federator.
         name: The client's name on the roster.
         credentials: Those of gRPC for TLS; without them the stream is not encrypted.
+        key: What signs its votes: that of its certificate, if it has one. By default one that is made in its state.
+        authority: The certificate of the authority that must vouch for the federator's key.
         task: A `cyber0.tasks.task.Task` to train instead of the one that the run names.
         data: The folder of the task's data.
         source: Where the data come from, as for `cyber0 join`.
@@ -113,17 +122,24 @@ def run_client(
         place = settings.roster.index(name) if index is None else index
         trained = LocalModel(settings.agreement, place, chosen, device, deal)
         notice(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
-        identity = settings.identity(trained.manifest, trained.base, trained.layout, chosen.meaning)
-        folder = None if state is None else state / f"{identity.digest.hex()[:16]}-{name}"
-        held.append(Member(settings, name, trained, Store(folder), evaluates, snapshot_every))
-        return held[0] if attack is None else Liar(held[0], attack)
+        folder = None if state is None else state / f"{terms(settings, trained).hex()[:16]}-{name}"
+        member = Member(settings, name, trained, Store(folder), evaluates, snapshot_every, key, notice)
+        held.append(member)
+        return member if attack is None else Liar(member, attack)
 
     try:
-        asyncio.run(attend(address, make, credentials=credentials, give_up=give_up, watch=watch, notice=notice))
+        options: dict[str, Any] = {"authority": authority, "give_up": give_up, "watch": watch, "notice": notice}
+        asyncio.run(attend(address, make, credentials=credentials, **options))
         return _outcome(held[0], out)
     finally:
         for member in held:
             member.store.close()
+
+
+def terms(settings: Settings, model: Model) -> bytes:
+    """Return a digest of what a client knows of a run before it says Hello; its state of that run is kept under it."""
+    digests = [part.hex() for part in (model.manifest, model.base, model.meaning, settings.federator)]
+    return hashlib.sha256(canonical([settings.agreement.model_dump(mode="json"), *digests])).digest()
 
 
 def refuse_code(task: str) -> None:
@@ -135,6 +151,14 @@ def refuse_code(task: str) -> None:
     """
     if ":" in task:
         raise Refused(f"task = {task!r} is code that would be imported here: say --own-code if it is yours")
+
+
+def check_federator(invitation: Invitation, authority: x509.Certificate | None) -> None:
+    """Refuse a federator for whose key the authority does not vouch."""
+    if decoded(invitation.federator) is None:
+        raise Refused("the federator's invitation has no public key by which its chain could be checked")
+    if authority is not None and ("", invitation.federator) not in vouched([invitation.certificate], authority):
+        raise Refused("the federator signs with a key for which the authority in ca.pem does not vouch")
 
 
 def _training_on(samples: int, held: int, deal: str | None) -> str:
@@ -159,6 +183,7 @@ async def attend(
     make: Make,
     *,
     credentials: grpc.ChannelCredentials | None = None,
+    authority: x509.Certificate | None = None,
     give_up: float | None = None,
     watch: Watch = lambda _: None,
     notice: Callable[[str], None] = lambda _: None,
@@ -173,7 +198,7 @@ async def attend(
     cyber0.errors.Unreachable: no federator answers at 127.0.0.1:1: ...
     """
     with ThreadPoolExecutor(1, thread_name_prefix="member") as pool:
-        session = _Session(address, make, credentials, watch, pool if threaded else None)
+        session = _Session(address, make, credentials, authority, watch, pool if threaded else None)
         since, pause = time.monotonic(), FIRST
         while True:
             problem = await session.once()
@@ -197,8 +222,17 @@ def _finished(member: "Member | Liar") -> "Member | Liar":
 
 
 class _Session:
-    def __init__(self, address: str, make: Make, credentials: Any, watch: Watch, pool: Any) -> None:
-        self.address, self.make, self.credentials, self.watch, self.pool = address, make, credentials, watch, pool
+    def __init__(
+        self,
+        address: str,
+        make: Make,
+        credentials: Any,
+        authority: x509.Certificate | None,
+        watch: Watch,
+        pool: ThreadPoolExecutor | None,
+    ) -> None:
+        self.address, self.make, self.credentials, self.authority = address, make, credentials, authority
+        self.watch, self.pool = watch, pool
         self.member: Any = None
         self.was_welcomed = False
         self._limit = LIMIT
@@ -252,6 +286,7 @@ class _Session:
         if not isinstance(message, Invitation):
             raise asyncio.InvalidStateError
         settings = Settings.from_invitation(message)
+        check_federator(message, self.authority)
         self._limit = size_limit(settings.plan.scalars)
         self.member = await self._in_thread(self.make, settings)
         return self.member

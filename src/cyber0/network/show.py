@@ -73,10 +73,10 @@ def heading(federator: Federator) -> str:
     """Return in one line how far the run is."""
     state, tally = federator.state, federator.tally
     seen = tally.clients.values()
-    rounds = f"round {state.round:,} of {state.settings.agreement.rounds:,}, {tally.rate:,.1f} rounds/s"
+    rounds = f"round {state.round:,} of {state.who.last:,}, {tally.rate:,.1f} rounds/s"
     bytes_ = f"{sum(s.received for s in seen) / 1e3:,.1f} kB in, {federator.sent() / 1e3:,.1f} kB out"
     quality = _median_quality([s.evaluation for s in seen if s.evaluation is not None])
-    return f"{rounds}, {len(state.present)} of {len(state.settings.roster)} are here, {bytes_}{quality}"
+    return f"{rounds}, {len(state.present)} of {len(state.who.names)} are here, {bytes_}{quality}"
 
 
 def _median_quality(evaluations: list[Evaluation]) -> str:
@@ -92,7 +92,7 @@ def table(federator: Federator) -> Group:
     """Return a table of who is here, who is late, and whose votes do not count and why."""
     state, seen = federator.state, federator.tally.clients
     rows = Table("client", "", "late", "not counted", "why", "evaluation", box=None, padding=(0, 2, 0, 0))
-    for name in state.settings.roster[:ROWS]:
+    for name in state.who.names[:ROWS]:
         one = seen[name]
         quality = "" if one.evaluation is None else _quality(one.evaluation)
         cells = str(state.missed.get(name, 0)), str(one.refused), Text(one.reason[:60]), quality

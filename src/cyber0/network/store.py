@@ -1,7 +1,8 @@
-"""What a client stores for one run: the vote it is about to send, and from time to time its weights.
+"""What a client stores for one run: which run it is, the vote it is about to sign, from time to time its weights.
 
-A vote is on disk before it is sent, so that a client that crashes and comes back sends the same one again. Two slots
-are written in turn, each with its digest, so that one of them is whole whatever happens.
+A vote is on disk before it is signed and sent, with the link it is cast on, so that a client that crashes and comes
+back sends the same one again: it signs one vote per round in its life, and never forgets the last link it has signed.
+Two slots are written in turn, each with its digest, so that one of them is whole whatever happens.
 """
 
 import hashlib
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from cyber0.errors import InvalidConfig, InvalidParameters
-from cyber0.files import lock_folder
+from cyber0.files import lock_folder, write_atomically
 from cyber0.protocol.messages import Vote
+from cyber0.protocol.signing import PrivateKey, key_beside, new_key
 from cyber0.replay.weights import Weights
 
 __all__ = ["Store", "StoredVote"]
@@ -20,26 +22,27 @@ __all__ = ["Store", "StoredVote"]
 
 @dataclass(frozen=True, slots=True)
 class StoredVote:
-    """A vote, and the last hash of the chain of commits that it was made on."""
+    """A vote without its signature, and the head that it is cast on: the hash of the commits, and the link."""
 
     vote: Vote
-    head: bytes
+    commit: bytes
+    link: bytes
 
     def to_bytes(self) -> bytes:
         """Return the vote as it is stored; the digest comes first."""
         mark = self.vote.fingerprint
         numbers = self.vote.round.to_bytes(8, "little") + (mark or 0).to_bytes(8, "little") + bytes([mark is not None])
-        data = numbers + self.head + self.vote.scalars
+        data = numbers + self.commit + self.link + self.vote.scalars
         return hashlib.sha256(data).digest() + data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "StoredVote | None":
         """Return the vote that was stored; None if the bytes are damaged."""
         digest, data = data[:32], data[32:]
-        if len(data) < 49 or hashlib.sha256(data).digest() != digest:
+        if len(data) < 81 or hashlib.sha256(data).digest() != digest:
             return None
         mark = int.from_bytes(data[8:16], "little") if data[16] else None
-        return cls(Vote(int.from_bytes(data[:8], "little"), data[49:], mark), data[17:49])
+        return cls(Vote(int.from_bytes(data[:8], "little"), data[81:], mark), data[17:49], data[49:81])
 
 
 class Store:
@@ -48,10 +51,10 @@ class Store:
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())
     >>> with Store(folder) as store:
-    ...     store.save_vote(StoredVote(Vote(7, bytes(8)), bytes(32)))
+    ...     store.save_vote(StoredVote(Vote(7, bytes(8)), bytes(32), bytes(32)))
     >>> with Store(folder) as store:
-    ...     store.vote(7), store.vote(8)
-    (StoredVote(vote=Vote(round=7, scalars=b'...', fingerprint=None), head=b'...'), None)
+    ...     store.vote(7).vote, store.vote(8)
+    (Vote(round=7, scalars=b'...', fingerprint=None, signature=b''), None)
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -98,13 +101,31 @@ class Store:
         self._file.seek(place)
         self._file.write(data)
 
-    def forget(self) -> None:
-        """Delete all votes and the weights, because they were wrong."""
-        self._slots = [None, None]
+    @property
+    def signed(self) -> list[StoredVote]:
+        """The last votes, which may have been signed and sent."""
+        return [kept for kept in self._slots if kept is not None]
+
+    def forget_weights(self) -> None:
+        """Delete the weights, because they were wrong; what was signed is never forgotten."""
         if self.folder is not None:
-            self._file.truncate(0)
-            os.fsync(self._file.fileno())
             self._snapshot(self.folder).unlink(missing_ok=True)
+
+    def save_run(self, identity: bytes, roster: bytes) -> None:
+        """Store which run this is, for good: a folder holds one."""
+        if self.folder is not None:
+            write_atomically(self.folder / "run.json", identity + b"\n" + roster)
+
+    def load_run(self) -> tuple[bytes, bytes] | None:
+        """Return the identity and the first roster of the run that was stored; None if there is none."""
+        if self.folder is None or not (self.folder / "run.json").exists():
+            return None
+        identity, _, roster = (self.folder / "run.json").read_bytes().partition(b"\n")
+        return identity, roster
+
+    def key(self) -> PrivateKey:
+        """Return a key of this folder's own, for a client that has no other."""
+        return new_key() if self.folder is None else key_beside(self.folder / "key.pem")
 
     def save_weights(self, weights: Weights, facts: dict[str, str]) -> None:
         """Store weights and facts about them in one safetensors file, completely or not at all."""

@@ -22,7 +22,7 @@ from cyber0.protocol.signing import is_by
 __all__ = ["Context", "Wrong", "check_aggregate", "check_ballots", "is_final", "rule_of"]
 
 
-class Wrong(Exception):  # noqa: N818
+class Wrong(Exception):
     """What is wrong with a round; `accuses` names the kind of evidence that it is, if it is any."""
 
     def __init__(self, text: str, accuses: str = "") -> None:
@@ -63,15 +63,8 @@ def is_final(context: Context, votes: int) -> bool:
 def check_ballots(context: Context, decision: Decision) -> list[Ballot]:
     """Return the ballots that count; raise `Wrong` if a federator could not have written these."""
     roster, ballots = context.roster, decision.ballots
-    for ballot in ballots:
-        if ballot.client not in roster.places:
-            raise Wrong(f"{ballot.client!r} is not on the roster")
-        if ballot.verdict not in get_args(Verdict):
-            raise Wrong(f"a ballot has an unknown verdict: the verdicts are {', '.join(get_args(Verdict))}")
-    places = [roster.places[ballot.client] for ballot in ballots]
-    if places != sorted(places):
-        raise Wrong("its ballots are not in the roster's order")
-    if context.identity.protocol > 1 and context.identity.federator:
+    _check_form(roster, ballots)
+    if context.identity.signs:
         check_signatures(context, decision)
     counted = [ballot for ballot in ballots if ballot.verdict == "counted"]
     if len({ballot.client for ballot in counted}) < len(counted):
@@ -84,6 +77,17 @@ def check_ballots(context: Context, decision: Decision) -> list[Ballot]:
     if context.identity.keep_votes and any(ballot.values is None for ballot in counted):
         raise Wrong("the values of a counted vote are missing, though this run keeps them")
     return counted
+
+
+def _check_form(roster: Roster, ballots: tuple[Ballot, ...]) -> None:
+    for ballot in ballots:
+        if ballot.client not in roster.places:
+            raise Wrong(f"{ballot.client!r} is not on the roster")
+        if ballot.verdict not in get_args(Verdict):
+            raise Wrong(f"a ballot has an unknown verdict: the verdicts are {', '.join(get_args(Verdict))}")
+    places = [roster.places[ballot.client] for ballot in ballots]
+    if places != sorted(places):
+        raise Wrong("its ballots are not in the roster's order")
 
 
 def check_signatures(context: Context, decision: Decision) -> None:

@@ -1,7 +1,7 @@
-"""Catching up: the commits that a client lacks, from the ledger to messages, and from messages to the client's chain."""
+"""Catching up: the commits that a client lacks, from the ledger to messages, and from there to the client's chain."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cyber0.errors import Cyber0Error, Refused
@@ -76,10 +76,13 @@ class Position:
         return self.head.link is not None and (self.head.rounds == 0 or bool(self.signature))
 
 
-def follow(position: Position, message: Committed | CatchUp) -> tuple[Position, bytes]:
+def follow(
+    position: Position, message: Committed | CatchUp, signed: Mapping[int, Head] | None = None
+) -> tuple[Position, bytes]:
     """Return the position after a message, and the scalars of the commits in it that are new.
 
-    Refuses commits that skip a round, or whose link is not signed by the federator.
+    Refuses commits that skip a round, whose link is not signed by the federator, or that do not lead through the heads
+    that the client has `signed` for, by rounds.
     """
     first = message.round if isinstance(message, Committed) else message.first
     here, width = position.head.rounds, 4 * position.identity.plan.scalars
@@ -89,16 +92,17 @@ def follow(position: Position, message: Committed | CatchUp) -> tuple[Position, 
     if stop <= here:
         return position, b""
     if isinstance(message, CatchUp) and not message.ballots:
-        moved = _over_imported(position, message, first)
+        moved = _over_imported(position, message, first, signed or {})
     else:
-        moved = _over_decided(position, message, first)
+        moved = _over_decided(position, message, first, signed or {})
     return moved, message.scalars[(here - first) * width :]
 
 
-def _over_imported(position: Position, message: CatchUp, first: int) -> Position:
+def _over_imported(position: Position, message: CatchUp, first: int, signed: Mapping[int, Head]) -> Position:
     commit, width = position.head.commit, 4 * position.identity.plan.scalars
     for at in range((position.head.rounds - first) * width, len(message.scalars), width):
         commit = commit_hash(commit, first + at // width, message.scalars[at : at + width])
+        _check_signed(signed, Head(first + at // width + 1, commit, None))
     rounds = first + len(message.scalars) // width
     if not message.anchor:
         return replace(position, head=Head(rounds, commit, None), signature=b"")
@@ -109,7 +113,7 @@ def _over_imported(position: Position, message: CatchUp, first: int) -> Position
     return _signed(replace(position, head=head), message.signature)
 
 
-def _over_decided(position: Position, message: Committed | CatchUp, first: int) -> Position:
+def _over_decided(position: Position, message: Committed | CatchUp, first: int, signed: Mapping[int, Head]) -> Position:
     head, roster, width = position.head, position.roster, 4 * position.identity.plan.scalars
     if head.link is None:
         raise Refused(f"the federator does not show the link after {head.rounds} imported rounds")
@@ -124,7 +128,17 @@ def _over_decided(position: Position, message: Committed | CatchUp, first: int) 
         commit = commit_hash(commit, round, message.scalars[at * width : (at + 1) * width])
         roster = _after(roster, changed.get(round, b""))
         link = link_hash(link, commit, message.ballots[32 * at : 32 * at + 32], roster.digest)
+        _check_signed(signed, Head(round + 1, commit, link))
     return _signed(replace(position, head=Head(first + count, commit, link), roster=roster), message.signature)
+
+
+def _check_signed(signed: Mapping[int, Head], head: Head) -> None:
+    known = signed.get(head.rounds)
+    if known is not None and (known.commit != head.commit or head.link not in (None, known.link)):
+        raise Refused(
+            f"after {head.rounds} rounds the federator's chain is not the one this client has voted on: it shows two "
+            "histories of one run"
+        )
 
 
 def _after(roster: Roster, changes: bytes) -> Roster:
@@ -139,7 +153,7 @@ def _changes(message: Committed | CatchUp, first: int, count: int) -> dict[int, 
     if isinstance(message, Committed):
         return {message.round: message.changes} if message.changes else {}
     try:
-        found = {round: canonical(fields) for round, fields in json.loads(message.changes or b"[]")}
+        found = {number: canonical(fields) for number, fields in json.loads(message.changes or b"[]")}
         for round, changes in found.items():  # noqa: A001
             changes_from(changes)
             if not first <= round < first + count:
@@ -156,5 +170,3 @@ def _signed(position: Position, signature: bytes) -> Position:
     if not is_by(identity.federator, signature, statement):
         raise Refused(f"the federator has not signed its chain after {head.rounds} rounds: nobody can hold it to that")
     return replace(position, signature=signature)
-
-

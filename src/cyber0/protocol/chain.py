@@ -7,8 +7,8 @@ r"""The chain of a run: SHA-256 over its commits, and over everything that was s
 
 Numbers are 64-bit little-endian. Ballots are their number, then for each its client, verdict and reason, each as its
 length in bytes and its UTF-8, the SHA-256 of its values, and its signature with its length: votes that are not kept are
-covered too. Whoever holds the link l[t + 1] is bound to all that was committed and voted up to round t; the commits alone
-give c, so that a run without its votes can still be checked against its last link.
+covered too. Whoever holds the link l[t + 1] is bound to all that was committed and voted up to round t. The commits
+alone give c, so that a run without its votes can still be checked against its last link.
 
 In version 1 the link did not cover signatures or a roster: l[t + 1] = SHA-256("cyber0 votes 1\0" | l[t] | c[t + 1] |
 ballots).
@@ -143,7 +143,7 @@ def link_hash(previous: bytes, commit: bytes, ballots: bytes, roster: bytes) -> 
     """Return the link after a round.
 
     >>> link_hash(bytes(32), bytes(32), bytes(32), bytes(32)).hex()[:16]
-    '0000000000000000'
+    '6b0d22c9789fe28d'
     """
     return hashlib.sha256(b"cyber0 link 2\0" + previous + commit + ballots + roster).digest()
 

@@ -47,7 +47,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A client sent a vote or an evaluation; `signed` says whether a vote is signed by its client, on its round's link."""
+    """A client sent a vote or an evaluation; `signed`: a vote is signed by its client, on the link of its round."""
 
     stream: ClientStream
     message: Vote | Evaluation

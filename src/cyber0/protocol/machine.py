@@ -4,8 +4,8 @@ A round is decided as soon as everybody it waits for has voted and a quorum is i
 that are present and keep up; at the deadline it stops waiting for those that have not voted. With too few votes by
 then the deadline is extended, and the votes that were admitted stand. The commit of a round opens the next one.
 
-A vote counts if its client has signed it on the link of its round. Changes of the roster are written with the next round
-that is decided, and are in force from the second round after it on.
+A vote counts if its client has signed it on the link of its round. Changes of the roster are written with the next
+round that is decided, and are in force from the second round after it on.
 """
 
 from dataclasses import replace

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from cyber0.config import Agreement
 from cyber0.errors import InvalidIdentity, InvalidRoster
@@ -30,7 +30,7 @@ class Change:
         name: Whose; empty where it is about no client.
         key: The new public key, if there is one.
         number: How many rounds, liars or votes there are from then on, if it is about these.
-        signature: Of a rotation that the client asked for itself: by its old key.
+        signature: Of a change that the client asked for itself: by its key before the change.
 
     """
 
@@ -44,9 +44,9 @@ class Change:
         """Return the change as a list that JSON can hold."""
         return [self.kind, self.name, self.key.hex(), self.number, self.signature.hex()]
 
-    def rotation(self, run: bytes) -> bytes:
-        """Return the statement by which the old key hands over to the new one."""
-        return b"cyber0 rotate 2\0" + run + _text(self.name) + self.key
+    def statement(self, run: bytes) -> bytes:
+        """Return what a client signs with its present key to ask for a change of its own entry."""
+        return b"cyber0 change 2\0" + run + canonical([self.kind, self.name, self.key.hex(), self.number])
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class Roster:
     pending: tuple[Change, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        if not all(isinstance(name, str) and 0 < len(name) <= 100 for name in self.names):
-            raise InvalidIdentity(f"roster = {list(self.names)!r}: a client's name is text of 1 to 100 characters")
+        for name in cast("tuple[Any, ...]", self.names):  # of files of strangers, too
+            if not isinstance(name, str) or not 0 < len(name) <= 100:
+                raise InvalidIdentity(f"roster: {name!r} is no client's name, which is text of 1 to 100 characters")
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if list(self.names).count(name) > 1)
             raise InvalidIdentity(f"roster: {twice!r} is named twice")
@@ -152,7 +153,7 @@ class Roster:
             numbers = [fields[name] for name in ("byzantine", "quorum", "rounds")]
             if not all(type(number) is int for number in numbers):
                 raise InvalidIdentity("roster: byzantine, quorum and rounds must be integers")
-            roster = cls(names, keys, *numbers, pending)
+            roster = cls(names, keys, numbers[0], numbers[1], numbers[2], pending)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, InvalidIdentity):
                 raise
@@ -258,8 +259,3 @@ def _change(fields: Any) -> Change:
     except (ValueError, TypeError):
         pass
     raise InvalidIdentity(f"a change of the roster cannot be read: {fields!r}")
-
-
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return len(data).to_bytes(8, "little") + data

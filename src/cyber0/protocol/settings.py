@@ -42,6 +42,7 @@ class Settings:
     longest: float = 3600.0
     fingerprint_every: int = 100
     evaluate_every: int = 10
+    federator: bytes = b""  # of an invitation: the public key that signs the chain
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
@@ -202,7 +203,7 @@ class Settings:
 
     def invitation(self, federator: bytes = b"", certificate: bytes = b"") -> Invitation:
         """Return what a client that asks is sent, with the federator's public key and the certificate of that key."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "federator"}
         values |= {"agreement": self.agreement.model_dump(mode="json"), "roster": list(self.roster)}
         return Invitation(json.dumps(values, sort_keys=True).encode(), federator, certificate)
 
@@ -212,7 +213,7 @@ class Settings:
         try:
             values = cast("dict[str, Any]", json.loads(invitation.settings))
             agreement, roster = Agreement(**values.pop("agreement")), tuple(map(str, values.pop("roster")))
-            return cls(agreement, roster, **values)
+            return cls(agreement, roster, **values, federator=invitation.federator)
         except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Refused(f"the federator's invitation cannot be used: {error}") from None
 

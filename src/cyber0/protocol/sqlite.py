@@ -41,9 +41,23 @@ CREATE TABLE reports (
 );
 CREATE TABLE certificates (certificate BLOB PRIMARY KEY);
 """
-COLUMNS = {  # of each version, as they are read
-    1: ("round, scalars, commit_hash, votes_hash, x'', x''", "round, place, client, verdict, reason, vote, digest, x''"),
-    2: ("round, scalars, commit_hash, link, signature, changes", "*"),
+SELECT = {  # rounds and ballots of each version
+    1: (
+        "SELECT round, scalars, commit_hash, votes_hash, x'', x'' FROM rounds WHERE round >= ? AND round < ? "
+        "ORDER BY round LIMIT ?",
+        "SELECT round, place, client, verdict, reason, vote, digest, x'' FROM ballots WHERE round BETWEEN ? AND ? "
+        "ORDER BY round, place",
+    ),
+    2: (
+        "SELECT round, scalars, commit_hash, link, signature, changes FROM rounds WHERE round >= ? AND round < ? "
+        "ORDER BY round LIMIT ?",
+        "SELECT * FROM ballots WHERE round BETWEEN ? AND ? ORDER BY round, place",
+    ),
+}
+IDENTITY = {1: "SELECT identity, x'', x'' FROM run", 2: "SELECT identity, roster, layout FROM run"}
+HEAD = {
+    1: "SELECT commit_hash, votes_hash FROM rounds WHERE round = ?",
+    2: "SELECT commit_hash, link FROM rounds WHERE round = ?",
 }
 FAULTS = {
     "has ballots, but was not decided": (
@@ -103,8 +117,10 @@ class File:
             return  # a file that was made, and nothing written yet
         if magic != MAGIC:
             raise InvalidLedger(f"{self.path} is a database, but not a ledger")
-        if schema not in COLUMNS:
-            raise InvalidLedger(f"{self.path} is a ledger of version {schema}: this cyber0 knows versions 1 and {SCHEMA}")
+        if schema not in SELECT:
+            raise InvalidLedger(
+                f"{self.path} is a ledger of version {schema}: this cyber0 knows versions 1 and {SCHEMA}"
+            )
         self._schema = schema
 
     @property
@@ -113,8 +129,7 @@ class File:
         if self._identity is None:
             if not self.founded:
                 raise InvalidLedger(f"{self.path} holds no run yet")
-            columns = "identity, x'', x''" if self._schema == 1 else "identity, roster, layout"
-            self._identity = Identity.from_bytes(*map(_bytes, self._all(f"SELECT {columns} FROM run")[0]))
+            self._identity = Identity.from_bytes(*map(_bytes, self._all(IDENTITY[self._schema])[0]))
         return self._identity
 
     @property
@@ -168,7 +183,9 @@ class File:
         if self.founded:
             raise InvalidLedger(f"{self.path} holds a run already")
         if run.identity.protocol == 1:
-            raise InvalidLedger("this run is of version 1: it can be verified, replayed and exported, but not continued")
+            raise InvalidLedger(
+                "this run is of version 1: it can be verified, replayed and exported, but not continued"
+            )
         with self._writing():
             for statement in TABLES.split(";")[:-1]:
                 self._connection.execute(statement)
@@ -222,11 +239,10 @@ class File:
     def written(self, start: int = 0, stop: int | None = None) -> Iterator[Written]:
         """As in `Ledger`."""
         stop = self._stop(stop)
-        columns, more = COLUMNS[self._schema]
-        select = f"SELECT {columns} FROM rounds WHERE round >= ? AND round < ? ORDER BY round LIMIT ?"
+        select, more = SELECT[self._schema]
         while rounds := self._all(select, (start, stop, PAGE)):
             between = (rounds[0][0], rounds[-1][0])
-            rows = self._all(f"SELECT {more} FROM ballots WHERE round BETWEEN ? AND ? ORDER BY round, place", between)
+            rows = self._all(more, between)
             ballots = {number: tuple(map(_ballot, group)) for number, group in groupby(rows, itemgetter(0))}
             for number, scalars, commit, link, signature, changes in rounds:
                 decision = Decision(number, _bytes(scalars), ballots.get(number, ()), self._changes(number, changes))
@@ -249,8 +265,7 @@ class File:
         """As in `Ledger`."""
         if rounds == 0:
             return genesis(self.identity.digest)
-        link = "votes_hash" if self._schema == 1 else "link"
-        found = self._all(f"SELECT commit_hash, {link} FROM rounds WHERE round = ?", (rounds - 1,))
+        found = self._all(HEAD[self._schema], (rounds - 1,))
         if not found:
             raise InvalidLedger(f"{self.path} does not have round {rounds - 1}")
         commit, last = found[0]

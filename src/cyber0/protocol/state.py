@@ -18,6 +18,9 @@ from cyber0.protocol.settings import Settings
 __all__ = ["State", "Transition", "begin", "restored", "resume"]
 
 
+NOWHERE = Head(0, b"", b"")  # before the run is founded
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """The state of `cyber0.protocol.machine.step`."""
@@ -25,7 +28,7 @@ class State:
     settings: Settings
     federator: bytes = b""  # its public key
     identity: Identity | None = None  # once the run is founded
-    head: Head = Head(0, b"", b"")  # of the chain
+    head: Head = NOWHERE  # of the chain
     previous: bytes = b""  # the link before the last, on which late votes were cast
     roster: Roster | None = None  # of the open round, once the run is founded
     proposed: tuple[Change, ...] = ()  # to be written with the open round
@@ -110,5 +113,5 @@ def restored(settings: Settings, ledger: Ledger, federator: bytes = b"") -> Stat
         scalars = np.frombuffer(ledger.commits(0, head.rounds), dtype="<f4")
         for commit in scalars.reshape(head.rounds, settings.plan.rows, settings.plan.directions):
             memory = aggregation.after(settings.rule, memory, commit)
-    previous = b"" if head.rounds <= 1 else ledger.head_at(head.rounds - 1).link or b""
+    previous = b"" if head.rounds == 0 else ledger.head_at(head.rounds - 1).link or b""
     return resume(settings, ledger.identity, head, ledger.roster, previous, memory)

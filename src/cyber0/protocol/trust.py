@@ -59,4 +59,4 @@ def certified(
 
 
 def _handed_over(identity: Identity, roster: Roster, change: Change) -> bool:
-    return is_by(roster.key(change.name), change.signature, change.rotation(identity.digest))
+    return is_by(roster.key(change.name), change.signature, change.statement(identity.digest))

@@ -127,7 +127,9 @@ class _Checker:
                 return heads
             watch(len(heads) - 1)
         if not 0 <= self.imported < len(heads):
-            report.findings.append(f"round {len(heads) - 1}: it is missing, though {self.imported} rounds were imported")
+            report.findings.append(
+                f"round {len(heads) - 1}: it is missing, though {self.imported} rounds were imported"
+            )
         report.missing = self.imported if self.identity.keep_votes else 0
         return heads
 
@@ -256,9 +258,7 @@ def _check_expected(report: Report, identity: Identity, expect: bytes | None) ->
         report.authors = "the run's digest"
 
 
-def _check_authority(
-    report: Report, ledger: Ledger, rosters: list[Roster], authority: x509.Certificate | None
-) -> None:
+def _check_authority(report: Report, ledger: Ledger, rosters: list[Roster], authority: x509.Certificate | None) -> None:
     if authority is None:
         return
     identity = ledger.identity
@@ -297,7 +297,9 @@ def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
     if ledger.imported:
         report.notes.append(f"{ledger.imported} rounds were imported without their votes")
     if unchecked and ":" in identity.agreement.rule and not own_rule:
-        report.notes.append(f"the rule {identity.agreement.rule} is code, and was not run: say --own-rule if it is yours")
+        report.notes.append(
+            f"the rule {identity.agreement.rule} is code, and was not run: say --own-rule if it is yours"
+        )
     if unchecked:
         report.notes.append(f"the aggregates of {unchecked} rounds were not checked: their votes' values are not here")
     if identity.protocol == 1 and report.signed is not None and report.signed < report.head.rounds:

@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -196,6 +197,32 @@ class Page(_message.Message):
     data: bytes
     last: bool
     def __init__(self, round: _Optional[int] = ..., page: _Optional[int] = ..., data: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class Ballots(_message.Message):
+    __slots__ = ("ballots", "scalars", "changes")
+    BALLOTS_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    ballots: _containers.RepeatedCompositeFieldContainer[Ballot]
+    scalars: bytes
+    changes: bytes
+    def __init__(self, ballots: _Optional[_Iterable[_Union[Ballot, _Mapping]]] = ..., scalars: _Optional[bytes] = ..., changes: _Optional[bytes] = ...) -> None: ...
+
+class Ballot(_message.Message):
+    __slots__ = ("client", "verdict", "reason", "scalars", "digest", "signature")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    verdict: str
+    reason: str
+    scalars: bytes
+    digest: bytes
+    signature: bytes
+    def __init__(self, client: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., scalars: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("round", "verdict", "reason", "replay")

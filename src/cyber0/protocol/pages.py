@@ -1,0 +1,64 @@
+"""The ballots of a decided round on their way to a client that audits it, in pages."""
+
+from google.protobuf.message import DecodeError
+
+from cyber0.errors import RejectedMessage
+from cyber0.protocol import wire_pb2 as wire
+from cyber0.protocol.messages import Page
+from cyber0.protocol.records import Ballot, Decision
+from cyber0.protocol.roster import changes_from, changes_to_bytes
+
+__all__ = ["from_pages", "page_of", "to_bytes"]
+
+SIZE = 2**16  # bytes of a page
+
+
+def to_bytes(decision: Decision) -> bytes:
+    """Return a decided round, with its ballots, as it is sent."""
+    ballots = [
+        wire.Ballot(
+            client=ballot.client,
+            verdict=ballot.verdict,
+            reason=ballot.reason,
+            scalars=ballot.values,
+            digest=ballot.digest if ballot.values is None else b"",
+            signature=ballot.signature,
+        )
+        for ballot in decision.ballots
+    ]
+    changes = changes_to_bytes(decision.changes)
+    return wire.Ballots(ballots=ballots, scalars=decision.scalars, changes=changes).SerializeToString()
+
+
+def page_of(round: int, data: bytes, page: int) -> Page:  # noqa: A002
+    r"""Return a page of what `to_bytes` returned for a round.
+
+    >>> page_of(7, bytes(SIZE + 1), 1)
+    Page(round=7, page=1, data=b'\x00', last=True)
+    """
+    start = page * SIZE
+    return Page(round, page, data[start : start + SIZE], last=start + SIZE >= len(data))
+
+
+def from_pages(round: int, data: bytes) -> Decision:  # noqa: A002
+    """Return the round in the data of all its pages.
+
+    >>> from_pages(7, b"what?")
+    Traceback (most recent call last):
+    cyber0.errors.RejectedMessage: the pages of round 7 hold no ballots
+    """
+    found = wire.Ballots()
+    try:
+        found.ParseFromString(data)
+    except DecodeError:
+        raise RejectedMessage(f"the pages of round {round} hold no ballots") from None
+    ballots: list[Ballot] = []
+    for part in found.ballots:
+        verdict = part.verdict
+        if part.HasField("scalars"):
+            ballots.append(Ballot.of(part.client, verdict, part.scalars, part.reason, part.signature))  # pyright: ignore
+        elif len(part.digest) == 32:
+            ballots.append(Ballot(part.client, verdict, None, part.digest, part.reason, part.signature))  # pyright: ignore
+        else:
+            raise RejectedMessage(f"the pages of round {round} hold a vote without scalars or their digest")
+    return Decision(round, found.scalars, tuple(ballots), changes_from(found.changes))
