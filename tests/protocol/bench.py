@@ -9,13 +9,17 @@ from cyber0.protocol.events import (
     Record,
     Send,
 )
-from cyber0.protocol.machine import Founded, begin, step
+from cyber0.protocol.chain import Head
+from cyber0.protocol.machine import begin, resume, step
 from cyber0.protocol.messages import Hello, Vote
 from cyber0.protocol.records import from_wire, to_wire
 from cyber0.protocol.settings import Settings
+from cyber0.protocol.signing import encoded, new_key
 
 ROSTER = ("ann", "bob", "cy", "dan")
 MANIFEST, BASE = bytes([7] * 32), bytes(32)
+KEYS = {name: encoded(new_key().public_key()) for name in (*ROSTER, "eve", "fay")}
+FEDERATOR = encoded(new_key().public_key())
 
 
 def settings(roster=ROSTER, deadline=10.0, **changes):
@@ -26,11 +30,18 @@ def settings(roster=ROSTER, deadline=10.0, **changes):
     return made
 
 
-FOUNDED = Founded.of(settings().identity(MANIFEST, BASE))
+def identity(agreed=None, **options):
+    return (agreed or settings()).identity(MANIFEST, BASE, **{"keys": KEYS, "federator": FEDERATOR, **options})
+
+
+def resumed(agreed, commits, **options):
+    """A machine after so many rounds, whatever was decided in them."""
+    founded = identity(agreed)
+    return resume(agreed, founded, Head(commits, bytes([commits] * 32), bytes([commits + 1] * 32)), **options)
 
 
 def hello(name, **changes):
-    return Hello(**{"name": name, "manifest": MANIFEST, "base": BASE, **changes})
+    return Hello(**{"name": name, "manifest": MANIFEST, "base": BASE, "key": KEYS[name], **changes})
 
 
 class Bench:
@@ -73,6 +84,6 @@ class Bench:
 
 
 def bench(*names, **changes):
-    machine = Bench(begin(settings(**changes)))
+    machine = Bench(begin(settings(**changes), FEDERATOR))
     machine.come(*(names or machine.state.settings.roster))
     return machine

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.protocol.bench import FOUNDED, ROSTER, Bench, settings
+from tests.protocol.bench import ROSTER, Bench, resumed, settings
 
 from cyber0.protocol.events import (
     ClientStream,
@@ -12,7 +12,6 @@ from cyber0.protocol.events import (
     Record,
     Send,
 )
-from cyber0.protocol.machine import resume
 from cyber0.protocol.messages import Committed
 
 LAST = 4
@@ -26,7 +25,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @initialize(commits=st.integers(0, 2))
     def start(self, commits):
-        self.machine = Bench(resume(settings(rounds=LAST), FOUNDED, commits))
+        self.machine = Bench(resumed(settings(rounds=LAST), commits))
         self.round, self.commits, self.gathering, self.extension = commits, [], True, None
         self.here, self.keeping_up = {}, set()
         self.votes, self.excluded, self.missed = {}, set(), dict.fromkeys(ROSTER, 0)

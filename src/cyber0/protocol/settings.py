@@ -221,7 +221,7 @@ class Settings:
 def invited_of(agreement: Agreement, clients: int) -> int:
     """Return how many of so many clients are invited to a round.
 
-    >>> invited_of(Agreement(participation=0.5), 7)
+    >>> invited_of(Agreement(clients=7, byzantine=1, participation=0.5), 7)
     4
     """
     return max(1, round(agreement.participation * clients))
