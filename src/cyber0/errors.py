@@ -16,6 +16,7 @@
     │   ├── InvalidIdentity              the identity of a run is damaged, or has an unknown version
     │   ├── InvalidLedger                a file is not a ledger, is damaged, or cannot be written
     │   ├── InvalidExport                a file is not an exported run, or is damaged
+    │   ├── InvalidEvidence              a file is no evidence, or proves nothing
     │   ├── InvalidKeys                  a key or certificate is missing, expired or from another authority
     │   ├── InvalidRoster                a change of the roster cannot be made
     │   ├── InvalidSigner                a file has no key to sign with, or no certificate to verify with
@@ -57,6 +58,7 @@ __all__ = [
     "InvalidConfig",
     "InvalidData",
     "InvalidEstimate",
+    "InvalidEvidence",
     "InvalidExport",
     "InvalidIdentity",
     "InvalidKeys",
@@ -147,6 +149,10 @@ class InvalidLedger(InputError):
 
 class InvalidExport(InputError):
     """A file is not an exported run, or is damaged."""
+
+
+class InvalidEvidence(InputError):
+    """A file is no evidence that a party of a run has lied, is damaged, or proves nothing."""
 
 
 class InvalidSigner(InputError):

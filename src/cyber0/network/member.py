@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
+from cyber0.network.audits import Audits, Caught
 from cyber0.network.store import Store, StoredVote
-from cyber0.protocol.catching_up import Position, follow
-from cyber0.protocol.chain import Head, done_statement, vote_statement
+from cyber0.protocol.catching_up import Forked, Position, Step, follow
+from cyber0.protocol.chain import Anchor, Head, done_statement, vote_statement
+from cyber0.protocol.evidence import fork
 from cyber0.protocol.identity import Identity, meaning_from
 from cyber0.protocol.messages import (
+    Audit,
     Bye,
     CatchUp,
     Committed,
@@ -23,6 +26,7 @@ from cyber0.protocol.messages import (
     FromClient,
     FromFederator,
     Hello,
+    Page,
     Rejection,
     RoundOpen,
     Vote,
@@ -104,6 +108,7 @@ class Member:
         snapshot_every: Rounds from one copy of the weights to the next.
         key: What signs its votes; by default a key of its store's own.
         notice: A function that is called with a sentence when something happens.
+        audits: Which rounds it decides again from their ballots; by default none.
 
     `commits` is how many commits it has applied, and `head` the last link of their chain. `is_over` says that the
     federator has ended the run for it.
@@ -125,6 +130,7 @@ class Member:
     snapshot_every: int = 100
     key: PrivateKey | None = None
     notice: Callable[[str], None] = lambda _: None
+    audits: Audits = field(default_factory=lambda: Audits(0))
     bye: Bye | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
     welcomed: bool = field(default=False, init=False)  # on this stream: what came before belongs to an older one
@@ -190,7 +196,8 @@ class Member:
             if not self.welcomed:
                 commits.clear()
         if self.welcomed and self.position is not None:
-            self._advance(self.position, commits)
+            for request in self._advance(self.position, commits):
+                send(request)
             self._vote(send)
             self._evaluate(send)
             self._finish(send)
@@ -199,6 +206,11 @@ class Member:
         match message:
             case Welcome():
                 self._on_welcome(message)
+                for request in self.audits.again():
+                    send(request)
+            case Page():
+                for request in self.audits.receive(message):
+                    send(request)
             case RoundOpen(number):
                 self._open, self._sent = number, -1
             case Rejection(replay=True):
@@ -221,6 +233,7 @@ class Member:
             self._check_invited(identity)
             self.store.save_run(welcome.identity, welcome.roster)
             self.position = Position.start(identity)
+            self.audits.begin(identity, 0)
         elif welcome.identity != self.position.identity.to_bytes():
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
         self.welcomed, self._replayed = True, False
@@ -249,27 +262,40 @@ class Member:
             "another run, name another folder by --state"
         )
 
-    def _advance(self, position: Position, commits: list[Committed | CatchUp]) -> None:
-        """Follow the chain and apply the commits that are new."""
+    def _advance(self, position: Position, commits: list[Committed | CatchUp]) -> list[Audit]:
+        """Follow the chain and apply the commits that are new; return which of them are to be audited."""
         signed = {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
-        start, new = position.head.rounds, list[bytes]()
-        for message in commits:
-            position, scalars = follow(position, message, signed)
-            new.append(scalars)
-        if position.head.rounds == start:
-            return
+        start, steps = position.head.rounds, list[Step]()
         try:
-            self.model.advance(start, b"".join(new))
+            for message in commits:
+                position, more = follow(position, message, signed)
+                steps += more
+        except Forked as forked:
+            self._accuse(forked)
+        if not steps:
+            return []
+        try:
+            self.model.advance(start, b"".join(step.scalars for step in steps))
         except Cyber0Error as error:
             raise Refused(f"a commit from round {start} on cannot be applied: {error}") from error
         self.position = position
         if self.commits - self._snapshot_at >= self.snapshot_every and position.head.link is not None:
             self.snapshot()
+        return self.audits.follow(steps)
+
+    def _accuse(self, forked: Forked) -> None:
+        """Stop with evidence, if the federator has signed both of two histories."""
+        kept = next((kept for kept in self.store.signed if kept.vote.round == forked.known.rounds), None)
+        if kept is None or not kept.signature or not forked.steps[-1].after.signature or self.position is None:
+            raise forked
+        raise Caught(str(forked), fork(self.position, forked, kept.signature)) from None
 
     def _vote(self, send: Send) -> None:
         position, number = self.position, self.commits
         due = self._open == number != self._sent and number < self.roster.last
         if position is None or not due or self.bye is not None or not position.is_signed:
+            return
+        if not self.audits.allows(number):
             return
         if self.name not in self.settings.voters(number, position.roster):
             return
@@ -278,11 +304,13 @@ class Member:
             raise Refused(f"round {number} is open, but this client has voted in round {self.store.newest}")
         if kept is None:
             mark = self.model.fingerprint() if number % self.settings.fingerprint_every == 0 else None
-            kept = StoredVote(Vote(number, self.model.vote(number), mark), position.head.commit, self.head)
+            vote, head = Vote(number, self.model.vote(number), mark), position.head
+            kept = StoredVote(vote, head.commit, self.head, position.signature)
             self.store.save_vote(kept)
         elif kept.link != self.head:
             raise Refused(f"after {number} commits the federator's chain is not the one this client voted on")
         self._sent = number
+        self.audits.voted(number, hashlib.sha256(kept.vote.scalars).digest())
         send(self.signed(kept.vote))
 
     def signed(self, vote: Vote) -> Vote:
@@ -327,6 +355,7 @@ class Member:
         except InvalidIdentity as error:
             raise Refused(f"{self.store.folder} is damaged: {error}") from None
         self.position = Position.start(identity)
+        self.audits.begin(identity, 0)
         found = self.store.load_weights()
         if found is None:
             return
@@ -336,6 +365,7 @@ class Member:
             self.model.reset()  # damaged: the federator has all commits
             return
         self.position, self._snapshot_at = position, position.head.rounds
+        self.audits.begin(identity, position.head.rounds)
 
     def _restart(self) -> None:
         """Go back to the initial weights and replay the commits, which must lead through all that was signed."""
@@ -347,6 +377,7 @@ class Member:
         self.model.reset()
         if self.position is not None:
             self.position = Position.start(self.position.identity)
+            self.audits.begin(self.position.identity, 0)
         self._snapshot_at, self._replayed = 0, True
         self.evaluation, self.welcomed = None, False
 
@@ -360,6 +391,7 @@ def position_facts(position: Position) -> dict[str, str]:
         "commit": head.commit.hex(),
         "link": (head.link or b"").hex(),
         "signature": position.signature.hex(),
+        "anchor": "" if position.anchor is None else position.anchor.to_bytes().hex(),
         "roster": position.roster.to_bytes().decode(),
     }
 
@@ -370,6 +402,9 @@ def position_from(identity: Identity, facts: dict[str, str]) -> Position | None:
         if facts["run"] != identity.digest.hex():
             return None
         head = Head(int(facts["commits"]), bytes.fromhex(facts["commit"]), bytes.fromhex(facts["link"]))
-        return Position(identity, head, Roster.from_bytes(facts["roster"].encode()), bytes.fromhex(facts["signature"]))
+        roster, anchor = Roster.from_bytes(facts["roster"].encode()), bytes.fromhex(facts["anchor"])
+        return Position(
+            identity, head, roster, bytes.fromhex(facts["signature"]), Anchor.from_bytes(anchor) if anchor else None
+        )
     except (KeyError, ValueError):
         return None

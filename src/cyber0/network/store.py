@@ -22,27 +22,32 @@ __all__ = ["Store", "StoredVote"]
 
 @dataclass(frozen=True, slots=True)
 class StoredVote:
-    """A vote without its signature, and the head that it is cast on: the hash of the commits, and the link."""
+    """A vote without its signature, and the head that it is cast on: the hash of the commits, and the link.
+
+    `signature` is the federator's, of that link; empty before the first round.
+    """
 
     vote: Vote
     commit: bytes
     link: bytes
+    signature: bytes = b""
 
     def to_bytes(self) -> bytes:
         """Return the vote as it is stored; the digest comes first."""
         mark = self.vote.fingerprint
         numbers = self.vote.round.to_bytes(8, "little") + (mark or 0).to_bytes(8, "little") + bytes([mark is not None])
-        data = numbers + self.commit + self.link + self.vote.scalars
+        data = numbers + self.commit + self.link + self.signature.ljust(64, b"\0") + self.vote.scalars
         return hashlib.sha256(data).digest() + data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "StoredVote | None":
         """Return the vote that was stored; None if the bytes are damaged."""
         digest, data = data[:32], data[32:]
-        if len(data) < 81 or hashlib.sha256(data).digest() != digest:
+        if len(data) < 145 or hashlib.sha256(data).digest() != digest:
             return None
         mark = int.from_bytes(data[8:16], "little") if data[16] else None
-        return cls(Vote(int.from_bytes(data[:8], "little"), data[81:], mark), data[17:49], data[49:81])
+        vote, signature = Vote(int.from_bytes(data[:8], "little"), data[145:], mark), data[81:145]
+        return cls(vote, data[17:49], data[49:81], signature if any(signature) else b"")
 
 
 class Store:

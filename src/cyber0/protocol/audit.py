@@ -23,9 +23,12 @@ __all__ = ["Context", "Wrong", "check_aggregate", "check_ballots", "is_final", "
 
 
 class Wrong(Exception):
-    """What is wrong with a round; `accuses` names the kind of evidence that it is, if it is any."""
+    """What is wrong with a round; `accuses`: whoever signed the link after it has lied.
 
-    def __init__(self, text: str, accuses: str = "") -> None:
+    What the link does not cover accuses nobody: that the values of a vote are missing may be the fault of who shows it.
+    """
+
+    def __init__(self, text: str, *, accuses: bool = True) -> None:
         super().__init__(text)
         self.accuses = accuses
 
@@ -75,7 +78,7 @@ def check_ballots(context: Context, decision: Decision) -> list[Ballot]:
         raise Wrong(f"{len(counted)} votes are counted: at least {least} must be")
     _check_equivocations(ballots)
     if context.identity.keep_votes and any(ballot.values is None for ballot in counted):
-        raise Wrong("the values of a counted vote are missing, though this run keeps them")
+        raise Wrong("the values of a counted vote are missing, though this run keeps them", accuses=False)
     return counted
 
 
@@ -94,7 +97,7 @@ def check_signatures(context: Context, decision: Decision) -> None:
     """Raise `Wrong` if a ballot is not signed by its client."""
     for ballot in decision.ballots:
         if not is_cast(context, decision.round, ballot):
-            raise Wrong(f"the vote of {ballot.client} is not signed by it", accuses="forged")
+            raise Wrong(f"the vote of {ballot.client} is not signed by it")
 
 
 def is_cast(context: Context, round: int, ballot: Ballot) -> bool:  # noqa: A002
@@ -113,18 +116,16 @@ def check_aggregate(
     """Raise `Wrong` if the scalars of a round are not what the rule makes of the votes that count."""
     identity, values = context.identity, [ballot.values or b"" for ballot in counted]
     if any(len(value) != len(decision.scalars) for value in values):
-        raise Wrong("a vote of the wrong length is counted", accuses="aggregate")
+        raise Wrong("a vote of the wrong length is counted")
     votes = np.stack([from_wire(value, identity.plan.rows) for value in values], axis=1)
     if not admissible(votes).all():
-        raise Wrong("a vote that is not finite is counted", accuses="aggregate")
+        raise Wrong("a vote that is not finite is counted")
     try:
         decided = decide(rule, votes, context.roster.byzantine, memory)
     except Cyber0Error as error:
-        raise Wrong(f"its votes cannot be aggregated: {error}", accuses="aggregate") from None
+        raise Wrong(f"its votes cannot be aggregated: {error}") from None
     if to_wire(decided) != decision.scalars:
-        raise Wrong(
-            f"its scalars are not what {identity.agreement.rule} makes of the counted votes", accuses="aggregate"
-        )
+        raise Wrong(f"its scalars are not what {identity.agreement.rule} makes of the counted votes")
 
 
 def _check_invited(context: Context, round: int, counted: list[Ballot]) -> None:  # noqa: A002

@@ -3,16 +3,17 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cyber0.errors import Cyber0Error, Refused
-from cyber0.protocol.chain import Anchor, Head, ballots_hash, commit_hash, genesis, link_hash, link_statement
+from cyber0.protocol.chain import Anchor, Head, ballots_hash, commit_hash, genesis, link_statement
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.messages import CatchUp, Committed
-from cyber0.protocol.roster import Roster, canonical, changes_from
+from cyber0.protocol.roster import Change, Roster, canonical, changes_from
 from cyber0.protocol.signing import is_by
 
-__all__ = ["Position", "catch_up", "follow"]
+__all__ = ["Forked", "Position", "Step", "catch_up", "follow"]
 
 CHUNK = 2**18  # bytes of commits and hashes in a message
 
@@ -57,13 +58,15 @@ def _decided(ledger: Ledger, first: int, stop: int) -> CatchUp:
 class Position:
     """Where a client stands in a run: its head, the roster of the next round, and the head's signature, if it has one.
 
-    `link` of the head is None while commits of an imported run are coming in.
+    `anchor` is what the head's link was made of, where that is known. The head's link is None while commits of an
+    imported run are coming in.
     """
 
     identity: Identity
     head: Head
     roster: Roster
     signature: bytes = b""
+    anchor: Anchor | None = None
 
     @classmethod
     def start(cls, identity: Identity) -> "Position":
@@ -76,89 +79,123 @@ class Position:
         return self.head.link is not None and (self.head.rounds == 0 or bool(self.signature))
 
 
+@dataclass(frozen=True)
+class Step:
+    """A round that a client has followed: where it stood before, what was decided, and the link after it.
+
+    `ballots` is the hash of the round's ballots, empty where it is not known; `signature` the federator's, of the link,
+    which only the last of several rounds has.
+    """
+
+    before: Position
+    scalars: bytes
+    ballots: bytes
+    changes: tuple[Change, ...]
+    after: Position
+
+    @property
+    def round(self) -> int:
+        """Which one."""
+        return self.before.head.rounds
+
+
+class Forked(Refused):
+    """The federator shows a chain that does not lead through what this client has signed.
+
+    `known` is the head that it has signed, and `steps` what it was shown, up to a link that the federator has signed.
+    """
+
+    def __init__(self, known: Head, steps: tuple[Step, ...]) -> None:
+        super().__init__(
+            f"after {known.rounds} rounds the federator's chain is not the one this client has voted on: it shows two "
+            "histories of one run"
+        )
+        self.known, self.steps = known, steps
+
+
 def follow(
     position: Position, message: Committed | CatchUp, signed: Mapping[int, Head] | None = None
-) -> tuple[Position, bytes]:
-    """Return the position after a message, and the scalars of the commits in it that are new.
+) -> tuple[Position, list[Step]]:
+    """Return the position after a message, and the rounds that are new.
 
-    Refuses commits that skip a round, whose link is not signed by the federator, or that do not lead through the heads
-    that the client has `signed` for, by rounds.
+    Refuses commits that skip a round, whose last link is not signed by the federator, or that do not lead through the
+    heads that the client has `signed` for, by rounds.
     """
     first = message.round if isinstance(message, Committed) else message.first
     here, width = position.head.rounds, 4 * position.identity.plan.scalars
     stop = first + len(message.scalars) // width
-    if first > here or len(message.scalars) % width or stop > position.roster.last:
+    if first > here or len(message.scalars) % width:
         raise Refused(f"the federator sends commits from round {first} on, but this client holds {here}")
     if stop <= here:
-        return position, b""
+        return position, []
+    if message.ballots and len(message.ballots) != 32 * (stop - first):
+        raise Refused(f"the federator sends {stop - first} commits with {len(message.ballots) // 32} hashes of ballots")
+    steps = _steps(position, message, first, stop)
+    position = steps[-1].after
     if isinstance(message, CatchUp) and not message.ballots:
-        moved = _over_imported(position, message, first, signed or {})
+        position = _anchored(position, message)
     else:
-        moved = _over_decided(position, message, first, signed or {})
-    return moved, message.scalars[(here - first) * width :]
+        position = _signed(position, message.signature)
+    steps[-1] = replace(steps[-1], after=position)
+    _check_signed(signed or {}, steps)
+    return position, steps
 
 
-def _over_imported(position: Position, message: CatchUp, first: int, signed: Mapping[int, Head]) -> Position:
-    commit, width = position.head.commit, 4 * position.identity.plan.scalars
-    for at in range((position.head.rounds - first) * width, len(message.scalars), width):
-        commit = commit_hash(commit, first + at // width, message.scalars[at : at + width])
-        _check_signed(signed, Head(first + at // width + 1, commit, None))
-    rounds = first + len(message.scalars) // width
+def _steps(position: Position, message: Committed | CatchUp, first: int, stop: int) -> list[Step]:
+    width, changed, steps = 4 * position.identity.plan.scalars, _changes(message, first, stop), list[Step]()
+    if message.ballots and position.head.link is None:
+        raise Refused(f"the federator does not show the link after {position.head.rounds} imported rounds")
+    for number in range(position.head.rounds, stop):
+        at = number - first
+        scalars, hashed = message.scalars[at * width : (at + 1) * width], message.ballots[32 * at : 32 * at + 32]
+        if number >= position.roster.last:
+            raise Refused(f"the federator sends round {number}: the run has {position.roster.last}")
+        steps.append(_step(position, scalars, hashed, changed.get(number, ())))
+        position = steps[-1].after
+    return steps
+
+
+def _step(position: Position, scalars: bytes, hashed: bytes, changes: tuple[Change, ...]) -> Step:
+    head = position.head
+    commit = commit_hash(head.commit, head.rounds, scalars)
+    if not hashed or head.link is None:
+        after = replace(position, head=Head(head.rounds + 1, commit, None), signature=b"", anchor=None)
+        return Step(position, scalars, b"", (), after)
+    roster = _roster_after(position.roster, changes)
+    anchor = Anchor(head.link, hashed, roster.digest)
+    following = Head(head.rounds + 1, commit, anchor.following(commit))
+    return Step(position, scalars, hashed, changes, Position(position.identity, following, roster, b"", anchor))
+
+
+def _roster_after(roster: Roster, changes: tuple[Change, ...]) -> Roster:
+    try:
+        roster.check(changes)
+        return roster.after(changes)
+    except Cyber0Error as error:
+        raise Refused(f"the federator changes the roster as it must not: {error}") from None
+
+
+def _anchored(position: Position, message: CatchUp) -> Position:
+    """Return the position after the last imported round, whose link the federator shows; before it, as it is."""
     if not message.anchor:
-        return replace(position, head=Head(rounds, commit, None), signature=b"")
+        return position
     anchor = Anchor.from_bytes(message.anchor)
     if anchor.roster != position.roster.digest:
         raise Refused("the roster of the imported run has changed before: this client cannot check how")
-    head = Head(rounds, commit, anchor.following(commit))
-    return _signed(replace(position, head=head), message.signature)
+    head = replace(position.head, link=anchor.following(position.head.commit))
+    return _signed(replace(position, head=head, anchor=anchor), message.signature)
 
 
-def _over_decided(position: Position, message: Committed | CatchUp, first: int, signed: Mapping[int, Head]) -> Position:
-    head, roster, width = position.head, position.roster, 4 * position.identity.plan.scalars
-    if head.link is None:
-        raise Refused(f"the federator does not show the link after {head.rounds} imported rounds")
-    count = len(message.scalars) // width
-    if len(message.ballots) != 32 * count:
-        raise Refused(f"the federator sends {count} commits with {len(message.ballots) // 32} hashes of ballots")
-    changed = _changes(message, first, count)
-    link = head.link
-    commit = head.commit
-    for round in range(head.rounds, first + count):  # noqa: A001
-        at = round - first
-        commit = commit_hash(commit, round, message.scalars[at * width : (at + 1) * width])
-        roster = _after(roster, changed.get(round, b""))
-        link = link_hash(link, commit, message.ballots[32 * at : 32 * at + 32], roster.digest)
-        _check_signed(signed, Head(round + 1, commit, link))
-    return _signed(replace(position, head=Head(first + count, commit, link), roster=roster), message.signature)
-
-
-def _check_signed(signed: Mapping[int, Head], head: Head) -> None:
-    known = signed.get(head.rounds)
-    if known is not None and (known.commit != head.commit or head.link not in (None, known.link)):
-        raise Refused(
-            f"after {head.rounds} rounds the federator's chain is not the one this client has voted on: it shows two "
-            "histories of one run"
-        )
-
-
-def _after(roster: Roster, changes: bytes) -> Roster:
+def _changes(message: Committed | CatchUp, first: int, stop: int) -> dict[int, tuple[Change, ...]]:
+    """Return the changes of the roster by round."""
     try:
-        return roster.after(changes_from(changes))
-    except Cyber0Error as error:
-        raise Refused(f"the federator sends changes of the roster that cannot be made: {error}") from None
-
-
-def _changes(message: Committed | CatchUp, first: int, count: int) -> dict[int, bytes]:
-    """Return the changes of the roster by round, in canonical JSON."""
-    if isinstance(message, Committed):
-        return {message.round: message.changes} if message.changes else {}
-    try:
-        found = {number: canonical(fields) for number, fields in json.loads(message.changes or b"[]")}
-        for round, changes in found.items():  # noqa: A001
-            changes_from(changes)
-            if not first <= round < first + count:
-                raise ValueError(round)
-    except (Cyber0Error, ValueError, TypeError, RecursionError) as error:
+        if isinstance(message, Committed):
+            return {message.round: changes_from(message.changes)}
+        listed: list[Any] = json.loads(message.changes or b"[]")
+        found = {number: changes_from(canonical(fields)) for number, fields in listed}
+        if not all(first <= number < stop for number in found):
+            raise Refused("the federator sends changes of the roster for rounds that it does not send")
+    except (ValueError, TypeError, RecursionError) as error:
         raise Refused(f"the federator sends changes of the roster that cannot be read: {error}") from None
     return found
 
@@ -170,3 +207,11 @@ def _signed(position: Position, signature: bytes) -> Position:
     if not is_by(identity.federator, signature, statement):
         raise Refused(f"the federator has not signed its chain after {head.rounds} rounds: nobody can hold it to that")
     return replace(position, signature=signature)
+
+
+def _check_signed(signed: Mapping[int, Head], steps: list[Step]) -> None:
+    """Refuse rounds that do not lead through what the client has signed: of imported ones only the commits can tell."""
+    for place, step in enumerate(steps):
+        head, known = step.after.head, signed.get(step.after.head.rounds)
+        if known is not None and (known.commit != head.commit or head.link not in (None, known.link)):
+            raise Forked(known, tuple(steps[place:]))

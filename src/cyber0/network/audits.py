@@ -1,0 +1,215 @@
+"""A client's audits: it asks for the ballots of rounds that it picks by its own randomness, and decides them again.
+
+A round that is picked must be found right before the client votes on: at once if it audits every round, else within a
+few rounds. An audit that is not answered stops its voting and accuses nobody; what is wrong becomes evidence.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cyber0 import aggregation
+from cyber0.errors import Cyber0Error, InvalidConfig, Refused, RejectedMessage
+from cyber0.protocol import evidence, pages
+from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots, is_final, rule_of
+from cyber0.protocol.catching_up import Step
+from cyber0.protocol.chain import ballots_hash
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.messages import Audit, Page
+from cyber0.protocol.records import Decision, from_wire
+
+__all__ = ["Audits", "Caught", "detection"]
+
+LAG = 8  # rounds that a client may vote on while an audit is under way, unless it audits every round
+LARGEST = 2**26  # bytes of the ballots of one round
+VOTES = 64  # of its own that it looks for, the last ones
+
+
+class Caught(Refused):
+    """The federator has lied, and signed it: `evidence` is a file that proves it."""
+
+    def __init__(self, text: str, evidence: bytes) -> None:
+        super().__init__(text)
+        self.evidence = evidence
+
+
+def detection(fraction: float, rounds: int, clients: int = 1) -> float:
+    """Return how probable it is that a federator that cheats in so many rounds is caught by so many auditing clients.
+
+    >>> round(detection(0.05, rounds=10), 3), round(detection(0.05, rounds=10, clients=9), 3)
+    (0.401, 0.99)
+    """
+    return 1.0 - (1.0 - fraction) ** (rounds * clients)
+
+
+@dataclass
+class _Pending:
+    step: Step
+    memory: Any
+    data: bytearray = field(default_factory=bytearray)
+    page: int = 0
+
+
+class Audits:
+    """The audits of one client.
+
+    Args:
+        fraction: How often a round is picked: from 0, never, to 1, every round before the next vote.
+        budget: Bytes per second that pages may take; a round that would take more is not picked, unless all are.
+        own_code: Whether a rule that the run names as `package.module:object` may be imported and run.
+        notice: A function that is called with a sentence when something happens.
+        rng: What picks; by default the operating system's randomness, which a federator cannot foresee.
+        now: A clock, in seconds.
+
+    """
+
+    def __init__(
+        self,
+        fraction: float = 0.05,
+        budget: float = 2.0**20,
+        *,
+        own_code: bool = False,
+        notice: Callable[[str], None] = lambda _: None,
+        rng: random.Random | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 0 <= fraction <= 1:
+            raise InvalidConfig(f"audit = {fraction}: it must be from 0 (never) to 1 (every round)")
+        if not budget > 0:
+            raise InvalidConfig(f"audit budget = {budget}: it must be above 0 bytes per second")
+        self.fraction, self.budget, self.own_code, self.notice = fraction, budget, own_code, notice
+        self.audited, self.missing, self.final = 0, 0, 0  # rounds that were right, own votes not found, final commits
+        self.received = 0  # bytes
+        self._rng, self._now = rng or random.SystemRandom(), now
+        self._since, self._spent = now(), 0.0
+        self._pending: dict[int, _Pending] = {}
+        self._votes: dict[int, bytes] = {}
+        self._rule: aggregation.Composition | None = None
+        self._memory: Any = None
+        self._remembers = -1  # the round before which the memory is known
+        self._commits = bytearray()  # of a rule with memory, for evidence
+
+    def begin(self, identity: Identity, rounds: int) -> None:
+        """Get ready for a run of which the client holds so many rounds; a client that begins anew does so again."""
+        self._pending.clear()
+        try:
+            self._rule = rule_of(identity, self.own_code) if self.fraction else None
+        except Cyber0Error as error:
+            self._rule = None
+            self.notice(
+                f"the rule {identity.agreement.rule} is not known here: audits do not compute it again: {error}"
+            )
+        self._memory = None if self._rule is None else aggregation.begin(self._rule)
+        self._commits.clear()
+        self._remembers = 0 if rounds == 0 else -1
+
+    def voted(self, round: int, digest: bytes) -> None:  # noqa: A002
+        """Remember a vote of the client's own, by its digest, to look for it."""
+        self._votes[round] = digest
+        self._votes.pop(round - VOTES, None)
+
+    def follow(self, steps: list[Step]) -> list[Audit]:
+        """Take rounds that the client has followed, and return what to ask for."""
+        asked: list[Audit] = []
+        for step in steps:
+            if self._picks(step):
+                self._pending[step.round] = _Pending(step, self._memory)
+                asked.append(Audit(step.round))
+            self._remember(step)
+        return asked
+
+    def again(self) -> list[Audit]:
+        """Return what to ask for on a new stream: all that was not answered."""
+        for pending in self._pending.values():
+            pending.data.clear()
+            pending.page = 0
+        return [Audit(number) for number in self._pending]
+
+    def allows(self, round: int) -> bool:  # noqa: A002
+        """Return whether the client may vote in a round: not while an audit is open for too long."""
+        lag = 0 if self.fraction == 1 else LAG
+        return all(round - number <= lag for number in self._pending)
+
+    def receive(self, page: Page) -> list[Audit]:
+        """Take a page, and return what to ask for next; raise `Caught` if the round is not right."""
+        pending = self._pending.get(page.round)
+        if pending is None or page.page != pending.page:
+            return []
+        self.received += len(page.data)
+        self._spent += len(page.data)
+        if not page.data:
+            if page.last:
+                self.notice(f"the federator has no ballots of round {page.round}: this client does not vote on")
+            return []  # it is asked again when the next round comes
+        pending.data += page.data
+        if len(pending.data) > LARGEST:
+            raise Refused(f"the ballots of round {page.round} have more than {LARGEST:,} bytes")
+        if not page.last:
+            pending.page += 1
+            return [Audit(page.round, pending.page)]
+        self._check(pending)
+        del self._pending[page.round]
+        return []
+
+    def _picks(self, step: Step) -> bool:
+        if not step.ballots or not step.after.signature or not step.before.identity.keep_votes:
+            return False
+        if self.fraction >= 1:
+            return True
+        if self._rng.random() >= self.fraction:
+            return False
+        allowed = (self._now() - self._since + 1.0) * self.budget
+        return self._spent <= allowed
+
+    def _remember(self, step: Step) -> None:
+        """Give a rule with memory the round's commit, from which its memory follows."""
+        rule = self._rule
+        if rule is None or not isinstance(rule.rule, aggregation.RuleWithMemory) or self._remembers != step.round:
+            return
+        rows = step.before.identity.plan.rows
+        self._memory = aggregation.after(rule, self._memory, from_wire(step.scalars, rows))
+        self._commits += step.scalars
+        self._remembers += 1
+
+    def _check(self, pending: _Pending) -> None:
+        step, before = pending.step, pending.step.before
+        try:
+            decision = pages.from_pages(step.round, bytes(pending.data))
+        except RejectedMessage as error:
+            raise Refused(f"an audit of round {step.round} was answered with nonsense: {error}") from None
+        if decision.scalars != step.scalars or decision.changes != step.changes:
+            raise Refused(f"an audit of round {step.round} was answered with another round")
+        if ballots_hash(decision.ballots) != step.ballots:
+            raise Refused(f"an audit of round {step.round} was answered with ballots that are not those of its link")
+        previous = before.anchor.link if before.anchor else b""
+        context = Context(before.identity, before.roster, before.head.link or b"", previous)
+        try:
+            counted = check_ballots(context, decision)
+            if self._rule is not None and self._knows(step, self._rule):
+                check_aggregate(context, decision, counted, self._rule, pending.memory)
+        except Wrong as wrong:
+            self._accuse(step, decision, wrong)
+        self.audited += 1
+        if is_final(context, len(counted)):
+            self.final = max(self.final, step.round)
+        self._find(step.round, decision)
+
+    def _knows(self, step: Step, rule: aggregation.Composition) -> bool:
+        """Return whether what the rule remembers before a round is known: always, for one without memory."""
+        return not isinstance(rule.rule, aggregation.RuleWithMemory) or 0 <= step.round < self._remembers
+
+    def _accuse(self, step: Step, decision: Decision, wrong: Wrong) -> None:
+        text = f"the federator has signed round {step.round}, and {wrong}"
+        if not wrong.accuses:
+            raise Refused(f"an audit of round {step.round} was not answered as it must be: {wrong}") from None
+        width = len(step.scalars)
+        raise Caught(text, evidence.decision(step, decision, bytes(self._commits[: width * step.round]))) from None
+
+    def _find(self, round: int, decision: Decision) -> None:  # noqa: A002
+        """Look for the client's own vote; one that is missing is told, and accuses nobody."""
+        digest = self._votes.get(round)
+        if digest is not None and all(ballot.digest != digest for ballot in decision.ballots):
+            self.missing += 1
+            self.notice(f"this client's vote of round {round} is not among its ballots: it was late, or left out")

@@ -1,0 +1,259 @@
+"""Evidence: a file by which somebody who was not there can see that a party of a run has lied.
+
+It compares signed statements, never bytes of signatures, and accuses nobody who follows the protocol:
+
+- `decision`: the federator signed a link whose votes were not cast, not by whom it says, or not aggregated by the rule;
+- `fork`: the federator signed two different links after the same number of rounds;
+- `equivocation`: a client signed two different votes in one round of one run.
+
+A vote that is missing is no evidence: it may have been lost on its way.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cyber0 import aggregation
+from cyber0.errors import Cyber0Error, InvalidEvidence
+from cyber0.protocol import pages
+from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots, rule_of
+from cyber0.protocol.catching_up import Forked, Position, Step
+from cyber0.protocol.chain import (
+    Anchor,
+    advance,
+    commit_hashes,
+    link_hash,
+    link_statement,
+    vote_statement,
+)
+from cyber0.protocol.chain import Head as ChainHead
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.records import Ballot, Decision, from_wire
+from cyber0.protocol.roster import Roster, canonical
+from cyber0.protocol.signing import is_by
+
+__all__ = ["Judgement", "decision", "equivocation", "fork", "is_evidence", "judge"]
+
+FORMAT = "cyber0 evidence 2"
+LARGEST = 2**28  # bytes of a file
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Who has lied: the federator, or a client by its name; the public key it signed with; and how, in words."""
+
+    party: str
+    key: bytes
+    run: bytes
+    text: str
+
+
+def decision(step: Step, decided: Decision, commits: bytes = b"") -> bytes:
+    """Return evidence that a decided round, whose link the federator has signed, is not what the rules allow.
+
+    `commits` are the scalars of all rounds before it, which a rule with memory needs.
+    """
+    before = step.before
+    return _file(
+        "decision",
+        before.identity,
+        position=_position(before),
+        decision=pages.to_bytes(decided).hex(),
+        signature=step.after.signature.hex(),
+        commits=commits.hex(),
+    )
+
+
+def fork(position: Position, forked: Forked, signature: bytes) -> bytes:
+    """Return evidence that the federator signed two histories: the link that a client has signed for, and another one.
+
+    Args:
+        position: Of the client, in the run.
+        forked: What the client was shown.
+        signature: The federator's, of the link that the client knew.
+
+    """
+    steps = [
+        [part.hex() for part in (step.after.head.commit, step.ballots, step.after.roster.digest)]
+        for step in forked.steps[1:]
+    ]
+    first, last = forked.steps[0].after, forked.steps[-1].after
+    return _file(
+        "fork",
+        position.identity,
+        rounds=forked.known.rounds,
+        link=(forked.known.link or b"").hex(),
+        signature=signature.hex(),
+        other=(first.head.link or b"").hex(),
+        steps=steps,
+        other_signature=last.signature.hex(),
+    )
+
+
+def equivocation(position: Position, number: int, client: str, votes: list[tuple[bytes, Ballot]]) -> bytes:
+    """Return evidence that a client signed two different votes in a round, each with the link that it is cast on."""
+    said = [[link.hex(), ballot.digest.hex(), ballot.signature.hex()] for link, ballot in votes]
+    return _file(
+        "equivocation", position.identity, position=_position(position), round=number, client=client, votes=said
+    )
+
+
+def is_evidence(data: bytes) -> bool:
+    """Return whether a file's content begins like evidence.
+
+    >>> is_evidence(b'{"client":"ann","evidence":')
+    False
+    """
+    return data.startswith(b'{"a format":"' + FORMAT.encode() + b'"')
+
+
+def judge(data: bytes, own_rule: bool = False) -> Judgement:
+    """Return who has lied, by a file of evidence; an error if the file proves nothing.
+
+    >>> judge(b"{}")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidEvidence: this is no evidence of version 2
+    """
+    fields = _fields(data)
+    try:
+        identity = Identity.from_bytes(fields["identity"].encode(), fields["roster"].encode())
+        if not identity.signs:
+            raise InvalidEvidence("it is about a run whose votes are not signed")
+        return _JUDGES[fields["kind"]](identity, fields, own_rule)
+    except InvalidEvidence:
+        raise
+    except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise InvalidEvidence(f"the evidence cannot be read: {error}") from None
+
+
+def _judge_decision(identity: Identity, fields: dict[str, Any], own_rule: bool) -> Judgement:
+    position = _position_from(identity, fields["position"])
+    number, link = position.head.rounds, position.head.link or b""
+    decided = pages.from_pages(number, bytes.fromhex(fields["decision"]))
+    try:
+        position.roster.check(decided.changes)
+        roster = position.roster.after(decided.changes)
+    except Cyber0Error as error:
+        raise InvalidEvidence(f"the roster after it cannot be known: {error}") from None
+    head = advance(position.head, decided, roster)
+    _check_link(identity, head.rounds, head.link or b"", bytes.fromhex(fields["signature"]))
+    context = Context(identity, position.roster, link, position.anchor.link if position.anchor else b"")
+    try:
+        counted = check_ballots(context, decided)
+        rule = rule_of(identity, own_rule)
+        if rule is None:
+            raise InvalidEvidence(f"the rule {identity.agreement.rule} is code: say --own-rule if it is yours")
+        if all(ballot.values is not None for ballot in counted):
+            memory = _memory(identity, rule, position, bytes.fromhex(fields["commits"]))
+            check_aggregate(context, decided, counted, rule, memory)
+    except Wrong as wrong:
+        if not wrong.accuses:
+            raise InvalidEvidence(f"round {number}: {wrong}; that may be the fault of who made this file") from None
+        return Judgement("the federator", identity.federator, identity.digest, f"it signed round {number}: {wrong}")
+    raise InvalidEvidence(f"round {number} is as it should be")
+
+
+def _memory(identity: Identity, rule: aggregation.Composition, position: Position, commits: bytes) -> Any:
+    memory = aggregation.begin(rule)
+    if not isinstance(rule.rule, aggregation.RuleWithMemory):
+        return memory
+    width = 4 * identity.plan.scalars
+    hashes = commit_hashes(identity.digest, commits, width) or [identity.digest]
+    if len(commits) != width * position.head.rounds or hashes[-1] != position.head.commit:
+        raise InvalidEvidence("the rule has memory, and the commits before the round are not all here")
+    for at in range(0, len(commits), width):
+        memory = aggregation.after(rule, memory, from_wire(commits[at : at + width], identity.plan.rows))
+    return memory
+
+
+def _judge_fork(identity: Identity, fields: dict[str, Any], _: bool) -> Judgement:
+    rounds, link, other = fields["rounds"], bytes.fromhex(fields["link"]), bytes.fromhex(fields["other"])
+    if type(rounds) is not int or link == other:
+        raise InvalidEvidence("the two links are the same")
+    _check_link(identity, rounds, link, bytes.fromhex(fields["signature"]))
+    last = other
+    for commit, hashed, roster in fields["steps"]:
+        last = link_hash(last, *(_hash(part) for part in (commit, hashed, roster)))
+    _check_link(identity, rounds + len(fields["steps"]), last, bytes.fromhex(fields["other_signature"]))
+    text = f"it signed two chains of one run, which differ after {rounds} rounds"
+    return Judgement("the federator", identity.federator, identity.digest, text)
+
+
+def _judge_equivocation(identity: Identity, fields: dict[str, Any], _: bool) -> Judgement:
+    position = _position_from(identity, fields["position"])
+    number, client = fields["round"], fields["client"]
+    key = position.roster.key(client)
+    said = {(_hash(link), _hash(digest)): bytes.fromhex(signature) for link, digest, signature in fields["votes"]}
+    if type(number) is not int or len(said) < 2:
+        raise InvalidEvidence("the two votes are the same")
+    for (link, digest), signature in said.items():
+        if not key or not is_by(key, signature, vote_statement(identity.digest, number, link, digest)):
+            raise InvalidEvidence(f"a vote in it is not signed by {client}")
+    return Judgement(client, key, identity.digest, f"it signed two different votes in round {number}")
+
+
+_JUDGES: dict[str, Callable[[Identity, dict[str, Any], bool], Judgement]] = {
+    "decision": _judge_decision,
+    "fork": _judge_fork,
+    "equivocation": _judge_equivocation,
+}
+
+
+def _check_link(identity: Identity, rounds: int, link: bytes, signature: bytes) -> None:
+    if not is_by(identity.federator, signature, link_statement(identity.digest, rounds, link)):
+        raise InvalidEvidence(f"the link after {rounds} rounds in it is not signed by the federator")
+
+
+def _position(position: Position) -> dict[str, Any]:
+    """Return a position so that its roster can be checked: by the link, which contains its digest."""
+    head = position.head
+    return {
+        "rounds": head.rounds,
+        "commit": head.commit.hex(),
+        "roster": position.roster.to_bytes().decode(),
+        "anchor": "" if position.anchor is None else position.anchor.to_bytes().hex(),
+        "signature": position.signature.hex(),
+    }
+
+
+def _position_from(identity: Identity, fields: dict[str, Any]) -> Position:
+    rounds, commit, roster = fields["rounds"], _hash(fields["commit"]), Roster.from_bytes(fields["roster"].encode())
+    if rounds == 0:
+        if commit != identity.digest or roster.digest != identity.roster.digest:
+            raise InvalidEvidence("its roster is not that of the run")
+        return Position.start(identity)
+    data = bytes.fromhex(fields["anchor"])
+    if type(rounds) is not int or len(data) != 96:
+        raise InvalidEvidence("the link before the round cannot be read")
+    anchor = Anchor.from_bytes(data)
+    if anchor.roster != roster.digest:
+        raise InvalidEvidence("its roster is not the one in the link before the round")
+    head = ChainHead(rounds, commit, anchor.following(commit))
+    signature = bytes.fromhex(fields["signature"])
+    _check_link(identity, rounds, head.link or b"", signature)
+    return Position(identity, head, roster, signature, anchor)
+
+
+def _hash(text: Any) -> bytes:
+    data = bytes.fromhex(text)
+    if len(data) != 32:
+        raise InvalidEvidence("a hash in it does not have 32 bytes")
+    return data
+
+
+def _file(kind: str, identity: Identity, **fields: Any) -> bytes:
+    head = {"a format": FORMAT, "identity": identity.to_bytes().decode(), "kind": kind}
+    return canonical({**head, "roster": identity.roster.to_bytes().decode(), **fields})
+
+
+def _fields(data: bytes) -> dict[str, Any]:
+    if len(data) > LARGEST:
+        raise InvalidEvidence(f"a file of {len(data):,} bytes is too large for evidence")
+    try:
+        fields = json.loads(data)
+        if fields["a format"] == FORMAT and fields["kind"] in _JUDGES:
+            return fields
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise InvalidEvidence("this is no evidence of version 2")
