@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from cyber0 import aggregation
@@ -24,6 +25,7 @@ __all__ = ["Audits", "Caught", "detection"]
 
 LAG = 8  # rounds that a client may vote on while an audit is under way, unless it audits every round
 LARGEST = 2**26  # bytes of the ballots of one round
+WINDOW = 16  # rounds whose ballots are asked for at a time
 VOTES = 64  # of its own that it looks for, the last ones
 
 
@@ -46,10 +48,18 @@ def detection(fraction: float, rounds: int, clients: int = 1) -> float:
 
 @dataclass
 class _Pending:
-    step: Step
+    """A round that was picked, among those that came with it: only the last of them has a link that is signed."""
+
+    steps: list[Step]
+    place: int
     memory: Any
     data: bytearray = field(default_factory=bytearray)
     page: int = 0
+    asked: bool = False
+
+    @property
+    def step(self) -> Step:
+        return self.steps[self.place]
 
 
 class Audits:
@@ -112,20 +122,29 @@ class Audits:
 
     def follow(self, steps: list[Step]) -> list[Audit]:
         """Take rounds that the client has followed, and return what to ask for."""
-        asked: list[Audit] = []
-        for step in steps:
+        for place, step in enumerate(steps):
             if self._picks(step):
-                self._pending[step.round] = _Pending(step, self._memory)
-                asked.append(Audit(step.round))
+                self._pending[step.round] = _Pending(steps, place, self._memory)
             self._remember(step)
-        return asked
+        return self._ask()
 
     def again(self) -> list[Audit]:
-        """Return what to ask for on a new stream: all that was not answered."""
+        """Return what to ask for on a new stream: what was not answered."""
         for pending in self._pending.values():
             pending.data.clear()
-            pending.page = 0
-        return [Audit(number) for number in self._pending]
+            pending.page, pending.asked = 0, False
+        return self._ask()
+
+    def _ask(self) -> list[Audit]:
+        """Return what to ask for next, so that not too many answers are awaited."""
+        waiting = sum(pending.asked for pending in islice(self._pending.values(), WINDOW))
+        asked: list[Audit] = []
+        for number, pending in islice(self._pending.items(), WINDOW):
+            if not pending.asked and waiting < WINDOW:
+                pending.asked = True
+                asked.append(Audit(number))
+                waiting += 1
+        return asked
 
     def allows(self, round: int) -> bool:  # noqa: A002
         """Return whether the client may vote in a round: not while an audit is open for too long."""
@@ -140,9 +159,8 @@ class Audits:
         self.received += len(page.data)
         self._spent += len(page.data)
         if not page.data:
-            if page.last:
-                self.notice(f"the federator has no ballots of round {page.round}: this client does not vote on")
-            return []  # it is asked again when the next round comes
+            self.notice(f"the federator shows no ballots of round {page.round}: this client does not vote on")
+            return []
         pending.data += page.data
         if len(pending.data) > LARGEST:
             raise Refused(f"the ballots of round {page.round} have more than {LARGEST:,} bytes")
@@ -151,10 +169,10 @@ class Audits:
             return [Audit(page.round, pending.page)]
         self._check(pending)
         del self._pending[page.round]
-        return []
+        return self._ask()
 
     def _picks(self, step: Step) -> bool:
-        if not step.ballots or not step.after.signature or not step.before.identity.keep_votes:
+        if not step.ballots or not step.before.identity.keep_votes:
             return False
         if self.fraction >= 1:
             return True
@@ -190,7 +208,7 @@ class Audits:
             if self._rule is not None and self._knows(step, self._rule):
                 check_aggregate(context, decision, counted, self._rule, pending.memory)
         except Wrong as wrong:
-            self._accuse(step, decision, wrong)
+            raise self._caught(pending, decision, wrong) from None
         self.audited += 1
         if is_final(context, len(counted)):
             self.final = max(self.final, step.round)
@@ -200,12 +218,13 @@ class Audits:
         """Return whether what the rule remembers before a round is known: always, for one without memory."""
         return not isinstance(rule.rule, aggregation.RuleWithMemory) or 0 <= step.round < self._remembers
 
-    def _accuse(self, step: Step, decision: Decision, wrong: Wrong) -> None:
-        text = f"the federator has signed round {step.round}, and {wrong}"
+    def _caught(self, pending: _Pending, decision: Decision, wrong: Wrong) -> Refused:
+        step = pending.step
         if not wrong.accuses:
-            raise Refused(f"an audit of round {step.round} was not answered as it must be: {wrong}") from None
-        width = len(step.scalars)
-        raise Caught(text, evidence.decision(step, decision, bytes(self._commits[: width * step.round]))) from None
+            return Refused(f"an audit of round {step.round} was not answered as it must be: {wrong}")
+        commits = bytes(self._commits[: len(step.scalars) * step.round])
+        proof = evidence.decision(pending.steps[pending.place :], decision, commits)
+        return Caught(f"the federator has signed round {step.round}, and {wrong}", proof)
 
     def _find(self, round: int, decision: Decision) -> None:  # noqa: A002
         """Look for the client's own vote; one that is missing is told, and accuses nobody."""

@@ -204,12 +204,8 @@ class Member:
 
     def _handle(self, message: FromFederator, send: Send) -> None:
         match message:
-            case Welcome():
-                self._on_welcome(message)
-                for request in self.audits.again():
-                    send(request)
-            case Page():
-                for request in self.audits.receive(message):
+            case Welcome() | Page():
+                for request in self._on_welcome(message) if isinstance(message, Welcome) else self._on_page(message):
                     send(request)
             case RoundOpen(number):
                 self._open, self._sent = number, -1
@@ -223,7 +219,10 @@ class Member:
             case _:
                 pass
 
-    def _on_welcome(self, welcome: Welcome) -> None:
+    def _on_page(self, page: Page) -> list[Audit]:
+        return self.audits.receive(page) if self.welcomed else []
+
+    def _on_welcome(self, welcome: Welcome) -> list[Audit]:
         """Check that the run is the one it was invited to, or that it has been in before, and store which it is."""
         if self.position is None:
             try:
@@ -237,6 +236,7 @@ class Member:
         elif welcome.identity != self.position.identity.to_bytes():
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
         self.welcomed, self._replayed = True, False
+        return self.audits.again()
 
     def _check_invited(self, identity: Identity) -> None:
         """Refuse a run that is not what the invitation said, or not with this client's model and key."""

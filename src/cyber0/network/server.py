@@ -70,7 +70,8 @@ __all__ = ["Federator"]
 
 MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
 HELLO_BURST, HELLO_SECONDS = 20, 1.0  # at once, and until one more is answered
-AUDIT_BURST, AUDIT_SECONDS = 64, 0.02  # pages of ballots at once, and until one more is sent
+AUDIT_BURST, AUDIT_SECONDS = 256, 0.001  # pages of ballots at once, and until one more is sent to a client
+PATIENCE = 5.0  # seconds of such pages that a client may have asked for
 
 
 class Federator:
@@ -353,15 +354,24 @@ class Federator:
             self.ledger.report(Report(client, done.round, done.fingerprint, done.signature))
 
     def _audit(self, connection: Connection, client: str, audit: Audit) -> None:
-        """Send a page of the ballots of a round, unless the client asks too often or the round is not here."""
-        if not self._audits.allow(client):
-            return
+        """Send a page of the ballots of a round, in its turn; an empty one if they are not here."""
+        connection.messages -= 1  # they have a limit of their own
+        delay = self._audits.wait(client)
+        if delay > PATIENCE:
+            self._dismiss(connection, Bye("too many audits: come again later"))
+        elif delay:
+            asyncio.get_running_loop().call_later(delay, self._send_page, connection, audit)
+        else:
+            self._send_page(connection, audit)
+
+    def _send_page(self, connection: Connection, audit: Audit) -> None:
         known = self.ledger.imported <= audit.round < self.state.round
         if known and self._audited[0] != audit.round:  # many clients ask for the same one
             (decision,) = self.ledger.decisions(audit.round, audit.round + 1)
             self._audited = audit.round, pages.to_bytes(decision)
         data = self._audited[1] if known else b""
-        connection.outbox.put(encode(pages.page_of(audit.round, data, audit.page)))
+        if not connection.outbox.is_ended:
+            connection.outbox.put(encode(pages.page_of(audit.round, data, audit.page)))
 
     def _request(self, client: str, request: Request) -> None:
         """Take a client's wish about its own entry on the roster, if it is signed with its present key."""

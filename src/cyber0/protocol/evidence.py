@@ -10,7 +10,7 @@ A vote that is missing is no evidence: it may have been lost on its way.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,13 @@ from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots
 from cyber0.protocol.catching_up import Forked, Position, Step
 from cyber0.protocol.chain import (
     Anchor,
+    Head,
     advance,
     commit_hashes,
     link_hash,
     link_statement,
     vote_statement,
 )
-from cyber0.protocol.chain import Head as ChainHead
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.records import Ballot, Decision, from_wire
 from cyber0.protocol.roster import Roster, canonical
@@ -49,18 +49,23 @@ class Judgement:
     text: str
 
 
-def decision(step: Step, decided: Decision, commits: bytes = b"") -> bytes:
-    """Return evidence that a decided round, whose link the federator has signed, is not what the rules allow.
+def decision(steps: Sequence[Step], decided: Decision, commits: bytes = b"") -> bytes:
+    """Return evidence that a decided round is not what the rules allow.
 
-    `commits` are the scalars of all rounds before it, which a rule with memory needs.
+    Args:
+        steps: The round and those after it, up to one whose link the federator has signed.
+        decided: The round with its ballots.
+        commits: The scalars of all rounds before it, which a rule with memory needs.
+
     """
-    before = step.before
+    before = steps[0].before
     return _file(
         "decision",
         before.identity,
         position=_position(before),
         decision=pages.to_bytes(decided).hex(),
-        signature=step.after.signature.hex(),
+        steps=_links(steps[1:]),
+        signature=steps[-1].after.signature.hex(),
         commits=commits.hex(),
     )
 
@@ -74,10 +79,6 @@ def fork(position: Position, forked: Forked, signature: bytes) -> bytes:
         signature: The federator's, of the link that the client knew.
 
     """
-    steps = [
-        [part.hex() for part in (step.after.head.commit, step.ballots, step.after.roster.digest)]
-        for step in forked.steps[1:]
-    ]
     first, last = forked.steps[0].after, forked.steps[-1].after
     return _file(
         "fork",
@@ -86,16 +87,25 @@ def fork(position: Position, forked: Forked, signature: bytes) -> bytes:
         link=(forked.known.link or b"").hex(),
         signature=signature.hex(),
         other=(first.head.link or b"").hex(),
-        steps=steps,
+        steps=_links(forked.steps[1:]),
         other_signature=last.signature.hex(),
     )
 
 
 def equivocation(position: Position, number: int, client: str, votes: list[tuple[bytes, Ballot]]) -> bytes:
-    """Return evidence that a client signed two different votes in a round, each with the link that it is cast on."""
+    """Return evidence that a client signed two different votes in a round, each with the link that it is cast on.
+
+    `position` is one of that round, on a link that the federator has signed: its roster has the client's key.
+    """
     said = [[link.hex(), ballot.digest.hex(), ballot.signature.hex()] for link, ballot in votes]
     return _file(
-        "equivocation", position.identity, position=_position(position), round=number, client=client, votes=said
+        "equivocation",
+        position.identity,
+        position=_position(position),
+        signature=position.signature.hex(),
+        round=number,
+        client=client,
+        votes=said,
     )
 
 
@@ -137,7 +147,7 @@ def _judge_decision(identity: Identity, fields: dict[str, Any], own_rule: bool) 
     except Cyber0Error as error:
         raise InvalidEvidence(f"the roster after it cannot be known: {error}") from None
     head = advance(position.head, decided, roster)
-    _check_link(identity, head.rounds, head.link or b"", bytes.fromhex(fields["signature"]))
+    _check_chain(identity, head.rounds, head.link or b"", fields["steps"], fields["signature"])
     context = Context(identity, position.roster, link, position.anchor.link if position.anchor else b"")
     try:
         counted = check_ballots(context, decided)
@@ -172,16 +182,15 @@ def _judge_fork(identity: Identity, fields: dict[str, Any], _: bool) -> Judgemen
     if type(rounds) is not int or link == other:
         raise InvalidEvidence("the two links are the same")
     _check_link(identity, rounds, link, bytes.fromhex(fields["signature"]))
-    last = other
-    for commit, hashed, roster in fields["steps"]:
-        last = link_hash(last, *(_hash(part) for part in (commit, hashed, roster)))
-    _check_link(identity, rounds + len(fields["steps"]), last, bytes.fromhex(fields["other_signature"]))
+    _check_chain(identity, rounds, other, fields["steps"], fields["other_signature"])
     text = f"it signed two chains of one run, which differ after {rounds} rounds"
     return Judgement("the federator", identity.federator, identity.digest, text)
 
 
 def _judge_equivocation(identity: Identity, fields: dict[str, Any], _: bool) -> Judgement:
     position = _position_from(identity, fields["position"])
+    if position.head.rounds:
+        _check_link(identity, position.head.rounds, position.head.link or b"", bytes.fromhex(fields["signature"]))
     number, client = fields["round"], fields["client"]
     key = position.roster.key(client)
     said = {(_hash(link), _hash(digest)): bytes.fromhex(signature) for link, digest, signature in fields["votes"]}
@@ -200,6 +209,18 @@ _JUDGES: dict[str, Callable[[Identity, dict[str, Any], bool], Judgement]] = {
 }
 
 
+def _links(steps: Sequence[Step]) -> list[list[str]]:
+    """Return what the links after these rounds are made of."""
+    return [[part.hex() for part in (step.after.head.commit, step.ballots, step.after.roster.digest)] for step in steps]
+
+
+def _check_chain(identity: Identity, rounds: int, link: bytes, steps: list[Any], signature: str) -> None:
+    """Refuse a link that does not lead, over what links are made of, to one that the federator has signed."""
+    for commit, hashed, roster in steps:
+        link = link_hash(link, *(_hash(part) for part in (commit, hashed, roster)))
+    _check_link(identity, rounds + len(steps), link, bytes.fromhex(signature))
+
+
 def _check_link(identity: Identity, rounds: int, link: bytes, signature: bytes) -> None:
     if not is_by(identity.federator, signature, link_statement(identity.digest, rounds, link)):
         raise InvalidEvidence(f"the link after {rounds} rounds in it is not signed by the federator")
@@ -213,7 +234,6 @@ def _position(position: Position) -> dict[str, Any]:
         "commit": head.commit.hex(),
         "roster": position.roster.to_bytes().decode(),
         "anchor": "" if position.anchor is None else position.anchor.to_bytes().hex(),
-        "signature": position.signature.hex(),
     }
 
 
@@ -229,10 +249,7 @@ def _position_from(identity: Identity, fields: dict[str, Any]) -> Position:
     anchor = Anchor.from_bytes(data)
     if anchor.roster != roster.digest:
         raise InvalidEvidence("its roster is not the one in the link before the round")
-    head = ChainHead(rounds, commit, anchor.following(commit))
-    signature = bytes.fromhex(fields["signature"])
-    _check_link(identity, rounds, head.link or b"", signature)
-    return Position(identity, head, roster, signature, anchor)
+    return Position(identity, Head(rounds, commit, anchor.following(commit)), roster, b"", anchor)
 
 
 def _hash(text: Any) -> bytes:
