@@ -76,6 +76,18 @@ def join(
         float | None,
         typer.Option(min=0, help="Seconds to look for a federator before giving up. \\[default: for ever]"),
     ] = None,
+    audit: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="How many rounds to check from their votes: 0 none, 1 each before your next vote."
+        ),
+    ] = 0.05,
+    audit_budget: Annotated[
+        float, typer.Option(min=1, help="Bytes per second that this may take, unless every round is checked.")
+    ] = 2.0**20,
+    expect: Annotated[
+        str | None, typer.Option(help="The digest of the only run to take part in, in hexadecimal.", show_default=False)
+    ] = None,
     attack: Annotated[
         str | None, typer.Option(help="For tests, behave as a liar: sf, random, nan, stale, equivocate or flood.")
     ] = None,
@@ -100,6 +112,9 @@ def join(
         "index": index,
         "own_code": own_code,
         "evaluates": evaluate,
+        "audit": audit,
+        "audit_budget": audit_budget,
+        "expect": digest_of(expect, "--expect"),
         "attack": attack,
         "snapshot_every": snapshot_every,
         "give_up": give_up,
@@ -118,6 +133,22 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
 
         outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     _print(console, outcome, options["out"])
+
+
+def digest_of(text: str | None, option: str) -> bytes | None:
+    """Return the digest that an option gives in hexadecimal.
+
+    >>> digest_of("12ab", "--expect")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: --expect 12ab: a digest is 64 hexadecimal digits
+    """
+    try:
+        digest = None if text is None else bytes.fromhex(text)
+    except ValueError:
+        digest = b""
+    if digest is not None and len(digest) != 32:
+        raise InvalidConfig(f"{option} {text}: a digest is 64 hexadecimal digits")
+    return digest
 
 
 def _check_handshake(address: str, tls: Path) -> None:

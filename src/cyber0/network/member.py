@@ -109,6 +109,7 @@ class Member:
         key: What signs its votes; by default a key of its store's own.
         notice: A function that is called with a sentence when something happens.
         audits: Which rounds it decides again from their ballots; by default none.
+        expect: The digest of the only run to take part in.
 
     `commits` is how many commits it has applied, and `head` the last link of their chain. `is_over` says that the
     federator has ended the run for it.
@@ -131,6 +132,7 @@ class Member:
     key: PrivateKey | None = None
     notice: Callable[[str], None] = lambda _: None
     audits: Audits = field(default_factory=lambda: Audits(0))
+    expect: bytes | None = None
     bye: Bye | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
     welcomed: bool = field(default=False, init=False)  # on this stream: what came before belongs to an older one
@@ -240,6 +242,10 @@ class Member:
 
     def _check_invited(self, identity: Identity) -> None:
         """Refuse a run that is not what the invitation said, or not with this client's model and key."""
+        if self.expect not in (None, identity.digest):
+            raise Refused(
+                f"the federator welcomes to run {identity.digest.hex()}: this client was told to expect another"
+            )
         model, expected = self.model, self.settings
         roster = identity.roster
         checks = {

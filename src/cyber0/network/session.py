@@ -17,6 +17,7 @@ from cryptography import x509
 
 from cyber0.errors import Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
+from cyber0.network.audits import Audits, Caught
 from cyber0.network.liars import Liar
 from cyber0.network.member import Member, Model
 from cyber0.network.store import Store
@@ -67,6 +68,9 @@ def run_client(
     index: int | None = None,
     own_code: bool = False,
     evaluates: bool = False,
+    audit: float = 0.05,
+    audit_budget: float = 2.0**20,
+    expect: bytes | None = None,
     attack: str | None = None,
     snapshot_every: int = 100,
     give_up: float | None = None,
@@ -94,6 +98,9 @@ def run_client(
         index: Which share; by default that of the client's place on the roster.
         own_code: Whether a task that the run names as `package.module:object` may be imported.
         evaluates: Whether to evaluate on the task's test samples and send the result.
+        audit: How many rounds to decide again from their ballots: from 0, none, to 1, each before the next vote.
+        audit_budget: Bytes per second that this may take, unless every round is audited.
+        expect: The digest of the only run to take part in.
         attack: A lie to tell, for tests.
         snapshot_every: Rounds from one copy of the weights to the next.
         give_up: Seconds to look for a federator; by default for ever.
@@ -123,7 +130,10 @@ def run_client(
         trained = LocalModel(settings.agreement, place, chosen, device, deal)
         notice(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
         folder = None if state is None else state / f"{terms(settings, trained).hex()[:16]}-{name}"
-        member = Member(settings, name, trained, Store(folder), evaluates, snapshot_every, key, notice)
+        audits = Audits(audit, audit_budget, own_code=own_code, notice=notice)
+        member = Member(
+            *(settings, name, trained, Store(folder), evaluates, snapshot_every, key, notice, audits), expect=expect
+        )
         held.append(member)
         return member if attack is None else Liar(member, attack)
 
@@ -131,6 +141,8 @@ def run_client(
         options: dict[str, Any] = {"authority": authority, "give_up": give_up, "watch": watch, "notice": notice}
         asyncio.run(attend(address, make, credentials=credentials, **options))
         return _outcome(held[0], out)
+    except Caught as caught:
+        raise Refused(f"{caught}; {held[0].store.save_evidence(caught.evidence)}") from None
     finally:
         for member in held:
             member.store.close()

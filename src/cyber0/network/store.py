@@ -128,6 +128,15 @@ class Store:
         identity, _, roster = (self.folder / "run.json").read_bytes().partition(b"\n")
         return identity, roster
 
+    def save_evidence(self, evidence: bytes) -> str:
+        """Store evidence that the federator has lied, and return where it is and what to do with it, in words."""
+        path = (self.folder or Path.cwd()) / f"evidence-{hashlib.sha256(evidence).hexdigest()[:16]}.json"
+        try:
+            write_atomically(path, evidence)
+        except OSError as error:
+            return f"the evidence could not be written to {path}: {error.strerror}"
+        return f"the evidence is in {path}: whoever runs cyber0 verify on it can see that"
+
     def key(self) -> PrivateKey:
         """Return a key of this folder's own, for a client that has no other."""
         return new_key() if self.folder is None else key_beside(self.folder / "key.pem")
