@@ -1,6 +1,8 @@
 """A federator's machine on a bench: four clients, one scalar, and the list of all effects."""
 
+from cyber0 import aggregation
 from cyber0.config import Agreement
+from cyber0.protocol.chain import Head
 from cyber0.protocol.events import (
     Arrived,
     ClientStream,
@@ -9,7 +11,6 @@ from cyber0.protocol.events import (
     Record,
     Send,
 )
-from cyber0.protocol.chain import Head
 from cyber0.protocol.machine import begin, resume, step
 from cyber0.protocol.messages import Hello, Vote
 from cyber0.protocol.records import from_wire, to_wire
@@ -18,7 +19,8 @@ from cyber0.protocol.signing import encoded, new_key
 
 ROSTER = ("ann", "bob", "cy", "dan")
 MANIFEST, BASE = bytes([7] * 32), bytes(32)
-KEYS = {name: encoded(new_key().public_key()) for name in (*ROSTER, "eve", "fay")}
+NAMES = (*ROSTER, "eve", "fay", *"abcdefgh", *(f"client {number}" for number in range(5)))
+KEYS = {name: encoded(new_key().public_key()) for name in NAMES}
 FEDERATOR = encoded(new_key().public_key())
 
 
@@ -61,7 +63,8 @@ class Bench:
 
     def vote(self, name, value, number=None, fingerprint=None, stream=0):
         number = self.state.round if number is None else number
-        return self(Received(ClientStream(name, stream), Vote(number, to_wire([[value]]), fingerprint)))
+        vote, signed = Vote(number, to_wire([[value]]), fingerprint), bool(self.state.who.key(name))
+        return self(Received(ClientStream(name, stream), vote, signed))
 
     def late(self, extension=0):
         return self(Deadline(self.state.round, extension))
@@ -84,6 +87,15 @@ class Bench:
 
 
 def bench(*names, **changes):
+    """A run that was founded with the keys of all clients, to which these come, or the whole roster."""
+    agreed = settings(**changes)
+    machine = Bench(resume(agreed, identity(agreed), memory=aggregation.begin(agreed.rule)))
+    machine.come(*(names or agreed.roster))
+    return machine
+
+
+def founding(*names, **changes):
+    """A run that is not founded yet, to which these clients come."""
     machine = Bench(begin(settings(**changes), FEDERATOR))
-    machine.come(*(names or machine.state.settings.roster))
+    machine.come(*names)
     return machine

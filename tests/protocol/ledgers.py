@@ -1,16 +1,27 @@
 """Small runs, played by clients whose votes are random numbers."""
 
+import hashlib
+
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cyber0 import aggregation
 from cyber0.config import Agreement
 from cyber0.directions import DirectionKey, sample
 from cyber0.parameters import Parameters
+from cyber0.protocol.chain import advance, genesis, link_statement, vote_statement
 from cyber0.protocol.decide import decide
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.records import Ballot, Decision, to_wire
+from cyber0.protocol.signing import encoded, sign
 
 ROSTER = ("ann", "bob", "cy", "dee", "émile")
+KEYS = {  # Ed25519: it gives the same signature of the same statement again
+    name: Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+    for name in (*ROSTER, "fay", "gus", "ann's second", "federator")
+}
+PUBLIC = {name: encoded(key.public_key()) for name, key in KEYS.items()}
+OWNERS = {public: KEYS[name] for name, public in PUBLIC.items()}
 
 
 def parameters(*, bf16=False):
@@ -21,34 +32,65 @@ def parameters(*, bf16=False):
     return Parameters({"weight": weight.reshape(12, 5), "bias": bias})
 
 
-def identity(*, keep_votes=True, bf16=False, **options):
+def identity(*, keep_votes=True, bf16=False, signs=True, **options):
+    """A run whose votes and links are signed; otherwise one as a simulation has it."""
     defaults = {"clients": 5, "byzantine": 1, "directions": 3, "rule": "nnm+cwtm", "rounds": 100, "lr": 0.1}
-    return Identity.of(Agreement(**{**defaults, **options}), ROSTER, parameters(bf16=bf16), keep_votes=keep_votes)
+    whose = {"keys": {name: PUBLIC[name] for name in ROSTER}, "federator": PUBLIC["federator"]} if signs else {}
+    agreement = Agreement(**{**defaults, **options})
+    return Identity.of(agreement, ROSTER, parameters(bf16=bf16), keep_votes=keep_votes, **whose)
 
 
-def decisions(run, rounds, *, seed=1):
-    """Rounds as a federator decides them: now and then a client is late, tells two stories or sends nonsense."""
+def ballot(run, roster, link, round, client, verdict, values, reason=""):  # noqa: A002
+    """A ballot, signed with the key that its client has on the roster."""
+    statement = vote_statement(run.digest, round, link, hashlib.sha256(values).digest())
+    signature = sign(OWNERS[roster.key(client)], statement) if run.signs else b""
+    return Ballot.of(client, verdict, values, reason, signature)
+
+
+def decisions(run, rounds, *, seed=1, changes=None):
+    """Rounds as a federator decides them: now and then a client is late or sends nonsense.
+
+    `changes` are those of the roster, by round.
+    """
     rng = np.random.default_rng(seed)
-    rule, plan = aggregation.get_rule(run.agreement.rule), run.plan
-    memory = aggregation.begin(rule)
+    rule, plan, roster = aggregation.get_rule(run.agreement.rule, run.semantics), run.plan, run.roster
+    memory, head, previous = aggregation.begin(rule), genesis(run.digest), b""
     for t in range(rounds):
-        votes = rng.normal(size=(plan.rows, 5, plan.directions)).astype(np.float32)
-        wires = [to_wire(votes[:, place]) for place in range(5)]
-        ballots = [Ballot.of(client, "counted", wire) for client, wire in zip(ROSTER, wires, strict=True)]
-        odd = t % 5
-        if t % 3 == 0:
-            ballots[odd] = Ballot.of(ROSTER[odd], "rejected", wires[odd], "it came from another run")
-        elif t % 3 == 1:
-            ballots[odd] = Ballot.of(ROSTER[odd], "rejected", b"xyz", "too short").without_values()
-        counted = [place for place in range(5) if ballots[place].verdict == "counted"]
-        scalars = decide(rule, votes[:, counted], run.agreement.byzantine, memory)
+        names = roster.names
+        votes = rng.normal(size=(plan.rows, len(names), plan.directions)).astype(np.float32)
+        wires = [to_wire(votes[:, place]) for place in range(len(names))]
+        odd = t % len(names)
+        cast, counted = [], []
+        for place, (name, wire) in enumerate(zip(names, wires, strict=True)):
+            here = (run, roster, head.link, t, name)
+            if t % 6 == 5 and place == (t - 1) % len(names):
+                cast.append(ballot(run, roster, previous, t - 1, name, "late", wire, f"round {t - 1} is decided"))
+            if t % 3 == 0 and place == odd:
+                cast.append(ballot(*here, "rejected", wire, "it came from another run"))
+            elif t % 6 == 1 and place == odd:
+                cast.append(ballot(*here, "rejected", b"xyz", "too short").without_values())
+            elif not (t % 6 == 4 and place == odd):  # its vote comes too late
+                cast.append(ballot(*here, "counted", wire))
+                counted.append(place)
+        scalars = decide(rule, votes[:, counted], roster.byzantine, memory)
         memory = aggregation.after(rule, memory, scalars)
-        yield Decision(t, to_wire(scalars), tuple(ballots))
+        decision = Decision(t, to_wire(scalars), tuple(cast), (changes or {}).get(t, ()))
+        roster, previous = roster.after(decision.changes), head.link
+        head = advance(head, decision, roster)
+        yield decision
 
 
-def fill(ledger, run, rounds, *, seed=1):
+def append(ledger, decision):
+    """Append a round with the federator's signature of the link after it, where the run has one."""
+    run = ledger.identity
+    head = advance(ledger.head, decision, ledger.roster.after(decision.changes))
+    statement = link_statement(run.digest, head.rounds, head.link)
+    return ledger.append(decision, sign(KEYS["federator"], statement) if run.signs else b"")
+
+
+def fill(ledger, run, rounds, *, seed=1, changes=None):
     """Found a run and append rounds to it; returns the last head."""
     ledger.found(run)
-    for decision in decisions(run, rounds, seed=seed):
-        ledger.append(decision)
+    for decision in decisions(run, rounds, seed=seed, changes=changes):
+        append(ledger, decision)
     return ledger.head

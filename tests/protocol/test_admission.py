@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cyber0.aggregation import RULES, compose, get_rule, nnm
 from cyber0.errors import InvalidAggregation, InvalidConfig
-from cyber0.protocol.admission import Votes, admit, differing, readmit, set_apart
+from cyber0.protocol.admission import Votes, add_late, admit, differing, set_apart
 from cyber0.protocol.decide import decide, quorum
 from cyber0.protocol.messages import Vote
 from cyber0.protocol.records import to_wire
@@ -82,11 +82,21 @@ def test_differing_are_those_outside_a_strict_majority(marks):
 
 
 @given(good, good)
-def test_who_was_set_apart_may_vote_anew_once_readmitted(first, second):
+def test_who_was_set_apart_has_no_other_vote_in_the_round(first, second):
     apart = set_apart(cast(("alice", first)), "alice", "its weights differ")
     assert admit(apart, "alice", Vote(0, second), LENGTH) == apart
-    again = admit(readmit(apart, "alice"), "alice", Vote(0, second), LENGTH)
-    assert verdicts(again, "alice") == ["rejected", "counted"]
+    assert verdicts(apart, "alice") == ["rejected"]
+
+
+@given(good | bad, good, st.binary(min_size=64, max_size=64), st.binary(min_size=64, max_size=64))
+def test_every_ballot_keeps_the_signature_of_its_vote(first, second, one, other):
+    votes = admit(Votes(), "alice", Vote(0, first, signature=one), LENGTH)
+    assert [ballot.signature for ballot in votes.ballots("alice")] == [one]
+    both = admit(votes, "alice", Vote(0, second, signature=other), LENGTH)
+    if "alice" in votes.counted and first != second:
+        assert [ballot.signature for ballot in both.ballots("alice")] == [one, other]
+    late = add_late(Votes(), "alice", Vote(0, second, signature=other))
+    assert late.ballots("alice")[0].signature == other
 
 
 @pytest.mark.parametrize("name", [*RULES, "nnm+cwtm", "bucketing+median"])

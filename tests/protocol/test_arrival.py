@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.bench import FOUNDED, ROSTER, Bench, bench, hello, settings
+from tests.protocol.bench import KEYS, ROSTER, Bench, bench, founding, hello, identity, resumed, settings
 
 from cyber0.protocol.events import (
     Arrived,
@@ -18,21 +18,21 @@ from cyber0.protocol.events import (
     Replay,
     Send,
 )
-from cyber0.protocol.identity import Identity, meaning_bytes
-from cyber0.protocol.machine import begin, resume
+from cyber0.protocol.identity import meaning_bytes
 from cyber0.protocol.messages import Bye, Committed, Evaluation, RoundOpen, Welcome
 from cyber0.protocol.records import to_wire
+from cyber0.protocol.roster import Change
 
 # Founding
 
 
 def test_a_majority_with_one_model_founds_the_run_and_the_others_are_refused():
-    machine = Bench(begin(settings()))
+    machine = founding()
     machine.come("ann", base=bytes([1] * 32))
     machine.come("bob", "cy")
     assert not machine.of(RecordIdentity)
     machine.come("dan")
-    assert machine.of(RecordIdentity) == [RecordIdentity(FOUNDED.identity)]
+    assert machine.of(RecordIdentity) == [RecordIdentity(identity())]
     assert [len(machine.sent(name, Welcome)) for name in ROSTER] == [0, 1, 1, 1]
     (bye,) = machine.sent("ann", Bye)
     assert bye.final
@@ -43,14 +43,16 @@ def test_a_majority_with_one_model_founds_the_run_and_the_others_are_refused():
 
 @given(st.permutations(ROSTER), st.sampled_from(ROSTER))
 def test_liars_neither_found_nor_block(order, liar):
-    machine = Bench(begin(settings()))
+    machine = founding()
     for name in order:
         machine.come(name, base=bytes([name == liar] * 32))
-    assert machine.of(RecordIdentity) == [RecordIdentity(FOUNDED.identity)]
+    third = order.index([name for name in order if name != liar][2])
+    keys = {name: KEYS[name] for name in order[: third + 1]}
+    assert machine.of(RecordIdentity) == [RecordIdentity(identity(keys=keys))]
 
 
 def test_who_left_before_the_founding_does_not_count():
-    machine = bench("ann", "bob")
+    machine = founding("ann", "bob")
     machine(Left(ClientStream("bob")))
     machine.come("cy")
     assert not machine.of(RecordIdentity)
@@ -59,23 +61,25 @@ def test_who_left_before_the_founding_does_not_count():
 
 
 def test_founding_is_written_before_anybody_is_welcomed():
-    kinds = [type(effect) if not isinstance(effect, Send) else type(effect.message) for effect in bench().effects]
+    kinds = [
+        type(effect) if not isinstance(effect, Send) else type(effect.message) for effect in founding(*ROSTER).effects
+    ]
     assert kinds.index(RecordIdentity) < kinds.index(Welcome)
 
 
 def test_the_layout_that_any_of_them_sent_is_written_down():
     layout = b'[["w",[3],"float32"]]'
     manifest = hashlib.sha256(layout).digest()
-    machine = Bench(begin(settings()))
+    machine = founding()
     machine.come("ann", "bob", manifest=manifest)
     machine.come("cy", manifest=manifest, layout=layout)
     (found,) = machine.of(RecordIdentity)
-    assert Identity.from_bytes(found.identity).layout.size == 3
+    assert found.identity.layout.size == 3
     assert all(event.hello.layout == b"" for event in machine.state.present.values())
 
 
 def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
-    machine = Bench(begin(settings()))
+    machine = founding()
     machine.come("ann", layout=b"another")
     assert (
         machine.sent("ann", Bye)[0].reason == "its manifest 0707070707070707 is not the digest of the layout it sends"
@@ -85,20 +89,25 @@ def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": 2}, "it speaks version 2 of the protocol: this federator speaks 1"),
+        ({"version": 1}, "it speaks version 1 of the protocol: this federator speaks 2"),
         ({"name": "eve"}, "it calls itself 'eve', but its certificate says 'ann'"),
         ({"commits": 2}, "it holds 2 commits, but only 1 rounds are decided"),
         ({"manifest": bytes(32)}, "its manifest is 0000000000000000: that of this run is"),
         ({"base": bytes([1] * 32)}, "its base model is 0101010101010101: that of this run is"),
         ({"run": bytes(32)}, "its run is 0000000000000000: that of this run is"),
+        ({"key": b""}, "it sends no public key that its votes could be checked by"),
+        ({"key": b"\5" * 33}, "it sends no public key that its votes could be checked by"),
+        ({"key": KEYS["bob"]}, "its key is that of bob: every client needs its own"),
+        ({"key": KEYS["eve"]}, f"its key is {KEYS['eve'].hex()[:16]}, and the roster has {KEYS['ann'].hex()[:16]}: "),
         (
             {"commits": 1, "head": bytes(32)},
             "after 1 commits its chain ends in 0000000000000000, and the ledger's",
         ),
     ],
+    ids=["version", "name", "commits", "manifest", "base", "run", "no key", "no point", "another's", "other", "head"],
 )
 def test_who_does_not_fit_is_refused_with_a_reason(changes, reason):
-    machine = Bench(resume(settings(), FOUNDED, commits=1))
+    machine = Bench(resumed(settings(), 1))
     effects = machine(Arrived(ClientStream("ann"), hello(**{"name": "ann", **changes}), head=bytes([9] * 32)))
     send, hang_up, _ = effects
     assert send.message.reason.startswith(reason)
@@ -107,23 +116,50 @@ def test_who_does_not_fit_is_refused_with_a_reason(changes, reason):
     assert machine.state.present == {}
 
 
-@pytest.mark.parametrize("changes", [{"run": bytes(32)}, {"commits": 1}])
+@pytest.mark.parametrize("changes", [{"run": bytes(32)}, {"commits": 1}, {"key": b""}], ids=["run", "commits", "key"])
 def test_before_the_founding_too(changes):
-    machine = Bench(begin(settings()))
+    machine = founding()
     machine.come("ann", **changes)
     assert machine.sent("ann", Bye)[0].final
 
 
 def test_strangers_are_refused():
-    machine = bench("eve")
+    machine = founding("eve")
     assert machine.sent("eve", Bye)[0].reason == "it is not on the roster"
+
+
+# Keys
+
+
+def test_two_clients_with_one_key_found_no_run():
+    machine = founding("ann", "bob")
+    machine.come("cy", key=KEYS["ann"])
+    assert machine.sent("cy", Bye)[0].reason == "its key is that of ann: every client needs its own"
+    assert not machine.of(RecordIdentity)
+
+
+def test_who_comes_after_the_founding_is_enrolled_and_counts_two_rounds_later():
+    machine = founding("ann", "bob", "cy", rounds=5)
+    machine.come("dan")
+    machine.come("dan")  # a second Hello enrols it no second time
+    (rejection,) = [effect.message for effect in machine.vote("dan", 9.0)]
+    assert rejection.reason == "its key is not in the chain yet: it counts two rounds after it has come"
+    for _ in range(4):
+        for name in ROSTER:
+            machine.vote(name, 1.0)
+    assert [decision.changes for decision in machine.decisions] == [(Change("admit", "dan", KEYS["dan"]),), (), (), ()]
+    voted = [[ballot.client for ballot in decision.ballots] for decision in machine.decisions]
+    assert voted == [list(ROSTER[:3])] * 2 + [list(ROSTER)] * 2
+    assert machine.state.who.key("dan") == KEYS["dan"]
+    machine.come("dan", stream=1, commits=4, key=KEYS["eve"])
+    assert "and the roster has" in machine.sent("dan", Bye)[0].reason
 
 
 # Streams
 
 
 def test_who_comes_late_is_sent_what_it_lacks_and_waited_for_once_it_keeps_up():
-    machine = Bench(resume(settings(rounds=9), FOUNDED, commits=5))
+    machine = Bench(resumed(settings(rounds=9), 5))
     machine.come("ann", "bob", "cy", commits=5)
     effects = machine.come("dan", commits=2)
     assert Replay(ClientStream("dan"), 2, 5) in effects
@@ -151,7 +187,7 @@ def test_a_second_stream_replaces_the_first():
 
 
 def test_evaluations_are_passed_on_from_those_who_said_they_evaluate():
-    machine = Bench(resume(settings(), FOUNDED, commits=0))
+    machine = Bench(resumed(settings(), 0))
     machine.come("ann", evaluates=True)
     machine.come("bob")
     evaluation = Evaluation(0, 0.5, 0.7, 100)
@@ -164,7 +200,7 @@ def test_evaluations_are_passed_on_from_those_who_said_they_evaluate():
 
 def test_a_client_whose_labels_mean_something_else_is_refused_with_the_difference():
     ours, theirs = ({"prompt": "a" * 64, "words": digit * 64} for digit in "bc")
-    machine = Bench(begin(settings()))
+    machine = founding()
     machine.come("ann", "bob", "cy", meaning=meaning_bytes(ours))
     machine.come("dan", meaning=meaning_bytes(theirs))
     (bye,) = machine.sent("dan", Bye)
@@ -178,17 +214,17 @@ def test_a_client_whose_labels_mean_something_else_is_refused_with_the_differenc
 
 def test_a_run_is_founded_on_the_meaning_that_a_majority_brings():
     ours, theirs = ({"words": digit * 64} for digit in "bc")
-    machine = Bench(begin(settings()))
+    machine = founding()
     machine.come("dan", meaning=meaning_bytes(theirs))
     machine.come("ann", "bob", meaning=meaning_bytes(ours))
     assert not machine.of(RecordIdentity)
     machine.come("cy", meaning=meaning_bytes(ours))
     (found,) = machine.of(RecordIdentity)
-    assert Identity.from_bytes(found.identity).meaning == ours
+    assert found.identity.meaning == ours
     assert "its labels mean something else" in machine.sent("dan", Bye)[0].reason
 
 
 def test_a_meaning_that_is_none_is_refused():
-    machine = Bench(begin(settings()))
+    machine = founding()
     machine.come("ann", meaning=b'{"words":"red"}')
     assert "a SHA-256 in hexadecimal digits for each part" in machine.sent("ann", Bye)[0].reason

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import processes
-from tests.protocol.ledgers import decisions, fill, identity
+from tests.protocol.ledgers import append, decisions, fill, identity
 
 from cyber0.errors import InvalidLedger
-from cyber0.protocol.chain import Seal, advance, genesis
+from cyber0.protocol.chain import Seal, advance, genesis, link_statement
 from cyber0.protocol.export import exported_run
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.records import Ballot
+from cyber0.protocol.signing import is_by
 from cyber0.protocol.sqlite import File
 
 
@@ -44,8 +45,10 @@ class TestEveryLedger:
         fill(ledger, run, 9)
         expected = genesis(run.digest)
         for written in ledger.written():
-            expected = advance(expected, written.decision)
-            assert (written.commit, written.votes) == (expected.commit, expected.votes)
+            expected = advance(expected, written.decision, run.roster)
+            assert (written.commit, written.link) == (expected.commit, expected.link)
+            statement = link_statement(run.digest, expected.rounds, expected.link)
+            assert is_by(run.federator, written.signature, statement)
             assert ledger.head_at(expected.rounds) == expected
         assert ledger.head == expected
 
@@ -79,7 +82,7 @@ class TestEveryLedger:
         assert all(ballot.values is None for decision in ledger.decisions() for ballot in decision.ballots)
         expected = genesis(run.digest)
         for decision in decisions(run, 5):
-            expected = advance(expected, decision)
+            expected = advance(expected, decision, run.roster)
         assert head == expected
 
     def test_seals(self, ledger):
@@ -99,14 +102,14 @@ class TestEveryLedger:
         ledger.adopt(exported_run(whole, 6))
         assert ledger.imported == 6
         for decision in list(decisions(run, 10))[6:]:
-            ledger.append(decision)
+            append(ledger, decision)
         assert ledger.head == whole.head
         assert ledger.commits() == whole.commits()
 
     def test_a_run_whose_votes_are_unknown_cannot_be_continued(self, ledger):
         run, whole = identity(), Memory()
         fill(whole, run, 3)
-        ledger.adopt(replace(exported_run(whole), votes=None))
+        ledger.adopt(replace(exported_run(whole), link=None))
         with pytest.raises(InvalidLedger, match="cannot be continued"):
             ledger.append(replace(next(decisions(run, 1)), round=3))
 
@@ -121,12 +124,12 @@ def test_both_ledgers_hold_the_same(tmp_path_factory, rounds, cut, seed):
     with File(path) as file:
         file.found(run)
         for decision in decisions(run, min(rounds, cut), seed=seed):
-            file.append(decision)
+            append(file, decision)
     with File(path) as file:
         for decision in decisions(run, rounds, seed=seed):
-            memory.append(decision)
+            append(memory, decision)
             if decision.round >= cut:
-                file.append(decision)
+                append(file, decision)
     with File(path, read_only=True) as file:
         assert file.head == memory.head
         assert list(file.written()) == list(memory.written())
@@ -135,13 +138,13 @@ def test_both_ledgers_hold_the_same(tmp_path_factory, rounds, cut, seed):
 APPEND = """
 import sys
 from tests import processes
-from tests.protocol.ledgers import decisions, identity
+from tests.protocol.ledgers import append, decisions, identity
 from cyber0.protocol.sqlite import File
 with File(sys.argv[1]) as ledger:
     if not ledger.founded:
         ledger.found(identity())
     for decision in list(decisions(identity(), 4000))[ledger.head.rounds:]:
-        ledger.append(decision)
+        append(ledger, decision)
         sys.stdout.write(f"{decision.round}\\n")
         sys.stdout.flush()
 """
@@ -208,7 +211,7 @@ def newer_ledger(path):
     with File(path) as ledger:
         ledger.found(identity())
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 3")
     connection.close()
 
 
@@ -224,7 +227,7 @@ def cut_short(path):
     [
         (lambda path: path.write_text("Dear diary, " * 100), "is not a ledger"),
         (other_database, "is a database, but not a ledger"),
-        (newer_ledger, "is a ledger of version 2: this cyber0 knows version 1"),
+        (newer_ledger, "is a ledger of version 3: this cyber0 knows versions 1 and 2"),
         (cut_short, "malformed|not a ledger"),
         (Path.mkdir, "is a folder, not a ledger"),
     ],
@@ -275,7 +278,8 @@ def test_counts_of_verdicts(tmp_path):
         counts = ledger.counts()
     assert counts["ann"] == {"counted": 5, "rejected": 1}
     assert counts["cy"] == {"counted": 6}
-    assert list(counts) == list(identity().roster)
+    assert counts["émile"] == {"counted": 5, "late": 1}
+    assert list(counts) == list(identity().roster.names)
 
 
 def test_a_ballot_without_values_keeps_its_digest(tmp_path):

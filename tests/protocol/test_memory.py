@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.protocol.bench import BASE, MANIFEST, ROSTER, Bench, bench
-from tests.protocol.ledgers import decisions, identity
+from tests.protocol.bench import ROSTER, Bench, bench
+from tests.protocol.ledgers import append, decisions, identity
 
 from cyber0.aggregation import get_rule
 from cyber0.protocol import export
@@ -65,7 +65,7 @@ def test_a_step_leaves_the_memory_of_the_state_before_it_as_it_was():
 def test_a_ledger_restores_the_memory(rule, rounds):
     machine = bench(rule=rule, rounds=9)
     ledger = Memory()
-    ledger.found(machine.state.settings.identity(MANIFEST, BASE))
+    ledger.found(machine.state.identity)
     play(machine, [5.0, 2.0, 7.0][:rounds])
     for decision in machine.decisions:
         ledger.append(decision)
@@ -89,13 +89,13 @@ def written(run, rounds, imported=0):
     ledger, played = Memory(), list(decisions(run, rounds))
     ledger.found(run)
     for decision in played[:imported]:
-        ledger.append(decision)
+        append(ledger, decision)
     if imported:
         shared = export.exported_run(ledger)
         ledger = Memory()
         ledger.adopt(shared)
     for decision in played[imported:]:
-        ledger.append(decision)
+        append(ledger, decision)
     return ledger
 
 
@@ -113,6 +113,6 @@ def test_a_round_that_was_decided_without_the_memory_is_found():
     forgetful = decide(get_rule(RULE), np.stack(votes, axis=1), run.agreement.byzantine)
     ledger = Memory()
     ledger.found(run)
-    ledger.append(first)
-    ledger.append(replace(second, scalars=to_wire(forgetful)))
+    append(ledger, first)
+    append(ledger, replace(second, scalars=to_wire(forgetful)))
     assert verify(ledger).findings == [f"round 1: its scalars are not what {RULE} makes of the counted votes"]

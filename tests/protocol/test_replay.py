@@ -242,7 +242,7 @@ def test_a_layout_that_is_known_by_its_digest_alone(tmp_path):
 def test_the_base_of_a_task(tmp_path):
     config = RunConfig(source="embedded", clients=5, byzantine=1, directions=3)
     module = mnist(source="embedded").build(0)
-    run = Identity.of(config.agreement, identity().roster, Parameters.of(module))
+    run = Identity.of(config.agreement, identity().roster.names, Parameters.of(module))
     with File(tmp_path / "run.ledger") as ledger:
         fill(ledger, run, 4)
     for known in (run, replace(run, layout=None)):

@@ -11,6 +11,7 @@ from cyber0.errors import InvalidConfig, InvalidData, InvalidModel, InvalidParam
 from cyber0.protocol import export
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Memory
+from cyber0.protocol.roster import Roster
 from cyber0.replay import base
 from cyber0.replay.rebuild import present
 
@@ -120,7 +121,8 @@ def test_where_a_task_lies_is_asked_only_of_a_task(tmp_path, option):
 
 def test_a_task_without_a_language_model_takes_none(tmp_path):
     ledger = Memory()
-    ledger.found(Identity(Agreement(), tuple(f"c{n}" for n in range(40)), "0" * 64, "0" * 64))
+    roster = Roster.of(Agreement(), [f"c{n}" for n in range(40)])
+    ledger.found(Identity(Agreement(), roster, "0" * 64, "0" * 64))
     with pytest.raises(InvalidConfig, match="takes no language model: leave it out"):
         base(ledger.identity, None, model="roberta-large")
     with pytest.raises(InvalidData, match="holds no MNIST"):
@@ -170,4 +172,4 @@ def test_code_of_others_is_not_run_whatever_is_in_the_folder(tmp_path):
     (tmp_path / "my.toml").touch()
     agreement = Agreement(task="sst2(prompt='/no/my.toml', adapter='os:system')", clients=1, byzantine=0)
     with pytest.raises(InvalidConfig, match="would run code from outside the library"):
-        base(Identity(agreement, ("ann",), "0" * 64, "0" * 64), None, tmp_path)
+        base(Identity(agreement, Roster.of(agreement, ["ann"]), "0" * 64, "0" * 64), None, tmp_path)
