@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -75,6 +76,7 @@ class FederatorThread:
         with File(serving.path) as ledger:
             timing = {name: getattr(self.settings, name) for name in TIMING}
             settings = Settings.of_ledger(ledger, self.settings, **timing)
+            settings = replace(settings, rotates=True)  # Flower says which node is a client: its token authenticates it
             key = private_key(serving.key_path) if serving.key_path else None
             federator = Federator(
                 settings,

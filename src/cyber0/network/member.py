@@ -140,7 +140,8 @@ class Member:
 
     def __post_init__(self) -> None:
         self._key = self.key or self.store.key()
-        self._replayed, self._replays = False, 0
+        self._public = encoded(self._key.public_key())
+        self._replayed, self._replays, self._told = False, 0, False
         self._open = self._sent = -1
         self._snapshot_at = 0
         self._restore()
@@ -182,7 +183,7 @@ class Member:
             self._replayed,
             layout=b"" if knows else self.model.layout,
             meaning=self.model.meaning,
-            key=encoded(self._key.public_key()),
+            key=self._public,
         )
 
     def receive(self, messages: Iterable[FromFederator], send: Send) -> None:
@@ -255,7 +256,6 @@ class Member:
             "model": (identity.manifest, identity.base) == (model.manifest.hex(), model.base.hex()),
             "meaning of labels": identity.meaning == meaning_from(model.meaning),
             "key of the federator": identity.federator == (expected.federator or identity.federator) != b"",
-            "key of this client": roster.key(self.name) in (b"", encoded(self._key.public_key())),
         }
         for what, fits in checks.items():
             if not fits:
@@ -303,7 +303,7 @@ class Member:
             return
         if not self.audits.allows(number):
             return
-        if self.name not in self.settings.voters(number, position.roster):
+        if self.name not in self.settings.voters(number, position.roster) or not self._is_enrolled(position):
             return
         kept = self.store.vote(number)
         if kept is None and number < self.store.newest:
@@ -318,6 +318,15 @@ class Member:
         self._sent = number
         self.audits.voted(number, hashlib.sha256(kept.vote.scalars).digest())
         send(self.signed(kept.vote))
+
+    def _is_enrolled(self, position: Position) -> bool:
+        """Return whether the chain has this client's key, so that its votes count; it is told once if not."""
+        if position.roster.key(self.name) == self._public:
+            return True
+        if not self._told:
+            self._told = True
+            self.notice("the chain does not have this client's key yet: its votes count two rounds after it is written")
+        return False
 
     def signed(self, vote: Vote) -> Vote:
         """Return a vote with its signature, on the link that this client holds."""

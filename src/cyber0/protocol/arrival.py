@@ -82,13 +82,23 @@ def _other_key(state: State, client: str, key: bytes) -> str:
         return "it sends no public key that its votes could be checked by"
     if (owner := known.get(key)) not in (None, client):
         return f"its key is that of {owner}: every client needs its own"
-    ours = state.who.key(client)
-    if ours and ours != key and key not in {change.key for change in state.who.pending if change.name == client}:
-        return (
-            f"its key is {key.hex()[:16]}, and the roster has {ours.hex()[:16]}: join with the key it began with, "
-            "or let the operator say cyber0 rotate"
-        )
-    return ""
+    ours = _keys_of(state, client)
+    if not any(ours) or key in ours or state.settings.rotates:
+        return ""
+    return (
+        f"its key is {key.hex()[:16]}, and the roster has {ours[-1].hex()[:16]}: join with the key it began with, "
+        "or let the operator say cyber0 rotate"
+    )
+
+
+def _keys_of(state: State, client: str) -> list[bytes]:
+    """Return a client's key on the roster, then those that are to replace it, in this order."""
+    changes = (*state.who.pending, *state.proposed)
+    return [state.who.key(client), *(change.key for change in changes if _gives_key(change, client))]
+
+
+def _gives_key(change: Change, client: str) -> bool:
+    return change.name == client and change.kind in ("admit", "rotate")
 
 
 def _keys(state: State) -> dict[bytes, str]:
@@ -138,13 +148,13 @@ def _refused(stream: ClientStream, reason: str) -> list[Effect]:
 
 
 def _found(state: State) -> Transition:
-    """Found the run once a majority of the roster brings the same model and task; clients with others are refused."""
+    """Found the run once enough of the roster bring the same model and task; clients with others are refused."""
     hellos = [event.hello for event in state.present.values()]
     models = Counter((hello.manifest, hello.base, hello.meaning) for hello in hellos)
     (manifest, base, meaning), count = models.most_common(1)[0]
-    if count < state.settings.majority:
+    if count < state.settings.founders:
         here = f"{len(state.present)} of {len(state.settings.roster)} are here"
-        return state, [Notice(f"{here}: {state.settings.majority} must bring the same model and task")]
+        return state, [Notice(f"{here}: {state.settings.founders} must bring the same model and task")]
     applicants = state.present.values()
     same = [event.hello for event in applicants if event.hello.manifest == manifest]
     layout = next((hello.layout for hello in same if hello.layout), b"")
@@ -171,7 +181,8 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits"))
     state = replace(state, diverged=state.diverged - {client})
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
-    awaited = state.awaited | {client} if keeps_up and state.who.key(client) else state.awaited - {client}
+    counts = state.who.key(client) == event.hello.key  # else from two rounds after its key is written
+    awaited = state.awaited | {client} if keeps_up and counts else state.awaited - {client}
     gathering = state.gathering and len(state.present) < len(state.who.names)
     state = replace(state, awaited=awaited, gathering=gathering)
     if state.extension is None and not state.is_finished:
@@ -181,8 +192,13 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
 
 
 def _enrolled(state: State, client: str, key: bytes) -> State:
-    """Return the state in which the key of a client that comes for the first time will be written to the chain."""
-    pending = {change.name for change in (*state.who.pending, *state.proposed) if change.kind == "admit"}
-    if state.who.key(client) or client in pending:
+    """Return the state in which the key of a client will be written to the chain, if it is not there or on its way.
+
+    That is a client that comes for the first time or, where keys rotate by themselves, with another key than before.
+    """
+    known = _keys_of(state, client)
+    if known[-1] == key or (any(known) and not state.settings.rotates):
         return state
-    return replace(state, proposed=(*state.proposed, Change("admit", client, key)))
+    others = tuple(change for change in state.proposed if not _gives_key(change, client))
+    written = any(_keys_of(replace(state, proposed=()), client))
+    return replace(state, proposed=(*others, Change("rotate" if written else "admit", client, key)))

@@ -93,7 +93,7 @@ def _reason_to_reject(state: State, event: Received, vote: Vote) -> str:
     if vote.round > state.round or (vote.round == state.round and state.is_finished):
         return f"round {vote.round} is not open: {state.round} rounds are decided"
     if not event.signed:
-        if not state.who.key(client):
+        if state.who.key(client) != state.present[client].hello.key:
             return "its key is not in the chain yet: it counts two rounds after it has come"
         return f"it is not signed by {client} on the link after {vote.round} rounds"
     if vote.round == state.round and client not in state.voters:
@@ -274,7 +274,8 @@ def _in_force(state: State, roster: Roster) -> State:
     before, state = state.who, replace(state, roster=roster)
     if roster is before:
         return state
-    enrolled = {name for name in state.present if roster.key(name) and not before.key(name)}
+    able = {name for name, event in state.present.items() if roster.key(name) == event.hello.key}
+    enrolled = {name for name in able if before.key(name) != roster.key(name)}
     revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")
-    awaited = (state.awaited | enrolled) & roster.places.keys()
-    return replace(state, awaited=frozenset(awaited), voted=state.voted | enrolled, revoked=revoked)
+    awaited = (state.awaited | enrolled) & able
+    return replace(state, awaited=awaited, voted=state.voted | enrolled, revoked=revoked)

@@ -18,6 +18,8 @@ from cyber0.protocol.roster import Roster
 
 __all__ = ["Settings"]
 
+OWN = ("federator", "rotates")  # what the JSON of an invitation does not have
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -43,6 +45,7 @@ class Settings:
     fingerprint_every: int = 100
     evaluate_every: int = 10
     federator: bytes = b""  # of an invitation: the public key that signs the chain
+    rotates: bool = False  # of a federator: whether a client that comes with a new key may go on with it
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
@@ -149,12 +152,17 @@ class Settings:
         return max(least, final) if invited - byzantine >= final else least
 
     @property
-    def majority(self) -> int:
+    def founders(self) -> int:
         """How many of the roster must bring the same model to found the run.
 
-        Fewer than half lie, so that liars alone are never enough and the honest, when all are there, always are.
+        A majority, since fewer than half lie, and so many that every round has a quorum among them: votes of a client
+        that comes later count once its key is in the chain, and nothing is written without a quorum.
+
+        >>> Settings.of(RunConfig(clients=10, byzantine=2)).founders
+        7
         """
-        return len(self.roster) // 2 + 1
+        absent = invited_of(self.agreement, len(self.roster)) - self.quorum  # of whom a round can do without
+        return max(len(self.roster) // 2 + 1, len(self.roster) - absent)
 
     @property
     def vote_bytes(self) -> int:
@@ -203,7 +211,7 @@ class Settings:
 
     def invitation(self, federator: bytes = b"", certificate: bytes = b"") -> Invitation:
         """Return what a client that asks is sent, with the federator's public key and the certificate of that key."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "federator"}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OWN}
         values |= {"agreement": self.agreement.model_dump(mode="json"), "roster": list(self.roster)}
         return Invitation(json.dumps(values, sort_keys=True).encode(), federator, certificate)
 
@@ -213,7 +221,7 @@ class Settings:
         try:
             values = cast("dict[str, Any]", json.loads(invitation.settings))
             agreement, roster = Agreement(**values.pop("agreement")), tuple(map(str, values.pop("roster")))
-            return cls(agreement, roster, **values, federator=invitation.federator)
+            return cls(agreement, roster, **values, federator=invitation.federator, rotates=False)
         except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Refused(f"the federator's invitation cannot be used: {error}") from None
 
