@@ -125,9 +125,9 @@ def test_only_some_are_invited_to_a_round(task):
     config, ledger = recipe(rounds=10, clients=6, participation=0.5), Memory()
     marks = asyncio.run(play_all(config, ledger, task))
     assert set(marks) == {replayed(ledger)}
-    settings = Settings.of(config)
+    settings, roster = Settings.of(config), ledger.identity.roster
     for decision in ledger.decisions():
-        assert tuple(ballot.client for ballot in decision.ballots) == settings.voters(decision.round, ledger.identity.roster)
+        assert tuple(ballot.client for ballot in decision.ballots) == settings.voters(decision.round, roster)
     simulation = Simulation(config.model_copy(update={"engine": "sequential"}))
     assert [len(played.participants) for played in simulation.play()] == [3] * 10
     assert simulation.parameters.fingerprint() == marks[0]

@@ -64,7 +64,7 @@ def test_a_client_with_a_new_key_goes_on_with_it():
 
 
 def test_elsewhere_a_new_key_needs_the_operator():
-    with pytest.raises(Refused, match="its key is .* and the roster has .*: join with the key it began with"):
+    with pytest.raises(Refused, match=r"its key is .* and the roster has .*: join with the key it began with"):
         replaced(Memory(), rotates=False)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.protocol.bench import KEYS, ROSTER, Bench, bench, founding, hello, identity, resumed, settings
 
 from cyber0.protocol.events import (
+    Alarm,
     Arrived,
     ClientStream,
     Evaluated,
@@ -46,9 +47,40 @@ def test_liars_neither_found_nor_block(order, liar):
     machine = founding()
     for name in order:
         machine.come(name, base=bytes([name == liar] * 32))
-    third = order.index([name for name in order if name != liar][2])
-    keys = {name: KEYS[name] for name in order[: third + 1]}
+    assert machine.of(RecordIdentity) == [RecordIdentity(identity())]
+
+
+def test_enough_of_a_roster_wait_for_the_others_until_a_deadline():
+    machine = founding("ann", "bob", "cy")
+    assert machine.of(Alarm) == [Alarm(0, 0, 10.0)]
+    assert not machine.of(RecordIdentity)
+    machine.late()
+    keys = {name: KEYS[name] for name in ROSTER[:3]}
     assert machine.of(RecordIdentity) == [RecordIdentity(identity(keys=keys))]
+    assert machine.of(Alarm) == [Alarm(0, 0, 10.0)] * 2
+    for name in ROSTER[:3]:
+        machine.vote(name, 1.0)
+    assert machine.commits == [1.0]
+
+
+def test_who_leaves_before_that_deadline_is_waited_for_again():
+    machine = founding("ann", "bob", "cy")
+    machine(Left(ClientStream("cy")))
+    machine.late()
+    assert not machine.of(RecordIdentity)
+    machine.come("cy", stream=2)
+    machine.late()
+    assert len(machine.of(RecordIdentity)) == 1
+
+
+def test_a_run_begins_with_so_many_that_a_round_can_be_decided():
+    roster = tuple("abcdefgh")
+    machine = founding(*roster[:5], roster=roster, byzantine=2)  # more than half, and no quorum of 6
+    machine.late()
+    assert not machine.of(RecordIdentity)
+    machine.come("f")
+    machine.late()
+    assert len(machine.of(RecordIdentity)) == 1
 
 
 def test_who_left_before_the_founding_does_not_count():
@@ -57,6 +89,7 @@ def test_who_left_before_the_founding_does_not_count():
     machine.come("cy")
     assert not machine.of(RecordIdentity)
     machine.come("bob", stream=2)
+    machine.late()
     assert len(machine.of(RecordIdentity)) == 1
 
 
@@ -73,6 +106,7 @@ def test_the_layout_that_any_of_them_sent_is_written_down():
     machine = founding()
     machine.come("ann", "bob", manifest=manifest)
     machine.come("cy", manifest=manifest, layout=layout)
+    machine.late()
     (found,) = machine.of(RecordIdentity)
     assert found.identity.layout.size == 3
     assert all(event.hello.layout == b"" for event in machine.state.present.values())
@@ -140,6 +174,7 @@ def test_two_clients_with_one_key_found_no_run():
 
 def test_who_comes_after_the_founding_is_enrolled_and_counts_two_rounds_later():
     machine = founding("ann", "bob", "cy", rounds=5)
+    machine.late()
     machine.come("dan")
     machine.come("dan")  # a second Hello enrols it no second time
     (rejection,) = [effect.message for effect in machine.vote("dan", 9.0)]

@@ -13,7 +13,7 @@ from cyber0.protocol.roster import Change
 from cyber0.protocol.signing import decoded
 from cyber0.protocol.state import State, Transition
 
-__all__ = ["DIVERGED", "arrive", "farewell", "leave"]
+__all__ = ["DIVERGED", "arrive", "farewell", "found", "leave"]
 
 DIVERGED = "its weights differ from the majority's: it must replay from round 0"
 
@@ -37,7 +37,7 @@ def arrive(state: State, event: Arrived) -> Transition:
     if client in state.present and not state.is_current(stream):
         effects = [HangUp(state.present[client].stream, "another stream of this client took its place")]
     state = replace(state, present={**state.present, client: event})
-    state, more = _found(state) if state.identity is None else _welcome(state, state.identity, event)
+    state, more = _gather(state) if state.identity is None else _welcome(state, state.identity, event)
     return state, effects + more
 
 
@@ -147,14 +147,40 @@ def _refused(stream: ClientStream, reason: str) -> list[Effect]:
     return [Send(stream, bye), HangUp(stream, reason), Notice(f"{stream.client} is refused: {reason}")]
 
 
-def _found(state: State) -> Transition:
-    """Found the run once enough of the roster bring the same model and task; clients with others are refused."""
+def _gather(state: State) -> Transition:
+    """Found the run once the whole roster is here. With enough of it, wait for the others until a deadline.
+
+    Who is here at the founding votes from round 0 on; who comes later once its key is in the chain.
+    """
+    names, present = state.settings.roster, len(state.present)
+    if _most_common(state)[1] < state.settings.founders:
+        return state, [Notice(f"{present} of {len(names)} are here: {_needed(state)}")]
+    if present == len(names):
+        return found(state)
+    if state.extension is not None:
+        return state, []
+    seconds = state.settings.seconds(0)
+    text = f"{present} of {len(names)} are here: the run begins without the others in {seconds:g} seconds"
+    return replace(state, extension=0), [Alarm(0, 0, seconds), Notice(text)]
+
+
+def _most_common(state: State) -> tuple[tuple[bytes, bytes, bytes], int]:
+    """Return what most of those who are here train, and how many they are."""
     hellos = [event.hello for event in state.present.values()]
     models = Counter((hello.manifest, hello.base, hello.meaning) for hello in hellos)
-    (manifest, base, meaning), count = models.most_common(1)[0]
+    return models.most_common(1)[0] if models else ((b"", b"", b""), 0)
+
+
+def _needed(state: State) -> str:
+    return f"{state.settings.founders} must bring the same model and task"
+
+
+def found(state: State) -> Transition:
+    """Found the run on the model and task of those who are here, if they are enough; who has others is refused."""
+    (manifest, base, meaning), count = _most_common(state)
+    state = replace(state, extension=None)
     if count < state.settings.founders:
-        here = f"{len(state.present)} of {len(state.settings.roster)} are here"
-        return state, [Notice(f"{here}: {state.settings.founders} must bring the same model and task")]
+        return state, [Notice(f"the run does not begin yet: {_needed(state)}")]
     applicants = state.present.values()
     same = [event.hello for event in applicants if event.hello.manifest == manifest]
     layout = next((hello.layout for hello in same if hello.layout), b"")
@@ -162,7 +188,8 @@ def _found(state: State) -> Transition:
     identity = state.settings.identity(
         manifest, base, layout, meaning_from(meaning), keys=keys, federator=state.federator
     )
-    state = replace(state, identity=identity, head=genesis(identity.digest), roster=identity.roster, present={})
+    first = {"head": genesis(identity.digest), "roster": identity.roster}
+    state = replace(state, identity=identity, **first, present={}, gathering=False)
     effects: list[Effect] = [RecordIdentity(identity)]
     for event in applicants:
         state, more = arrive(state, event)

@@ -16,7 +16,7 @@ import numpy as np
 from cyber0 import aggregation
 from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit
 from cyber0.protocol.admission import Votes, add_late, admit, differing, set_apart
-from cyber0.protocol.arrival import DIVERGED, arrive, farewell, leave
+from cyber0.protocol.arrival import DIVERGED, arrive, farewell, found, leave
 from cyber0.protocol.chain import advance, ballots_hash
 from cyber0.protocol.decide import decide
 from cyber0.protocol.events import (
@@ -69,7 +69,7 @@ def step(state: State, event: Event) -> Transition:
         case Deadline(number, extension):
             if (number, extension) != (state.round, state.extension):
                 return state, []  # that round is decided
-            return _at_deadline(state)
+            return found(state) if state.identity is None else _at_deadline(state)
     return _decide_if_complete(state, effects)
 
 
