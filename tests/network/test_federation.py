@@ -25,6 +25,7 @@ from cyber0.network.store import Store, StoredVote
 from cyber0.network.stream import METHOD, Outbox, client_options
 from cyber0.network.stub_model import StubModel
 from cyber0.participant import load_task
+from cyber0.protocol.chain import advance, ballots_hash, genesis, link_statement
 from cyber0.protocol.codec import decode_from_federator, encode
 from cyber0.protocol.ledger import ExportedRun, Memory
 from cyber0.protocol.messages import (
@@ -40,8 +41,9 @@ from cyber0.protocol.messages import (
     Vote,
     Welcome,
 )
+from cyber0.protocol.records import Decision
 from cyber0.protocol.settings import Settings
-from cyber0.protocol.signing import is_signed, private_key, public_key
+from cyber0.protocol.signing import encoded, is_by, new_key, private_key, public_key, sign
 from cyber0.protocol.verify import verify
 from cyber0.replay import base, rebuild
 from cyber0.simulation import Simulation
@@ -155,6 +157,14 @@ def raw(federator, talk):
     return asyncio.run(run())
 
 
+KEY = new_key()
+
+
+def hello():
+    model = StubModel(4)
+    return Hello("client-0", model.manifest, model.base, key=encoded(KEY.public_key()))
+
+
 async def last_words(call):
     return (await all_words(call))[-1]
 
@@ -167,13 +177,12 @@ async def all_words(call):
 
 
 def test_too_many_hellos_are_not_answered():
-    model = StubModel(4)
     settings = Settings.of(recipe())
 
     async def talk(connect):
         call = connect()
         for _ in range(HELLO_BURST + 1):
-            await call.write(encode(Hello("client-0", model.manifest, model.base)))
+            await call.write(encode(hello()))
         return await last_words(call)
 
     async def run():
@@ -183,12 +192,10 @@ def test_too_many_hellos_are_not_answered():
 
 
 def test_a_second_stream_takes_the_place_of_the_first_which_is_told():
-    model = StubModel(4)
-
     async def talk(connect):
         calls = [connect(), connect()]
         for call in calls:
-            await call.write(encode(Hello("client-0", model.manifest, model.base)))
+            await call.write(encode(hello()))
             await call.write(encode(Ask()))
             if call is calls[0]:
                 await call.read()
@@ -223,18 +230,17 @@ def test_one_client_cannot_take_all_streams():
 
 def test_who_does_not_read_keeps_nobody_out():
     config, model = recipe(rounds=100_001), StubModel(4)
-    settings, ledger = Settings.of(config), Memory()
-    ledger.adopt(
-        ExportedRun(settings.identity(model.manifest, model.base, model.layout), bytes(16 * 100_000), bytes(32))
-    )
-    federator = Federator(settings, ledger, peer_name=lambda _: "client-0")
+    settings, ledger, signer = Settings.of(config), Memory(), new_key()
+    founded = settings.identity(model.manifest, model.base, model.layout, federator=encoded(signer.public_key()))
+    ledger.adopt(ExportedRun(founded, bytes(16 * 100_000), bytes(32)))
+    federator = Federator(settings, ledger, peer_name=lambda _: "client-0", key=signer)
 
     async def run():
         address, channels = f"127.0.0.1:{await federator.start('127.0.0.1:0')}", []
         for _ in range(HELLO_BURST):
             channels.append(grpc.aio.insecure_channel(address, client_options(2**20)))
             call = channels[-1].stream_stream(METHOD)()
-            await call.write(encode(Hello("client-0", model.manifest, model.base)))
+            await call.write(encode(hello()))
             await call.read()  # it is welcome; a long catch-up follows, which nobody takes
         held = len(federator._connections)
         for channel in channels:
@@ -256,12 +262,12 @@ def test_what_was_sealed_stays_when_a_finished_run_is_served_again(tmp_path):
     play(config, ledger, makes, key=signer)
     (before,) = ledger.seals
     assert before.fingerprint is not None
-    play(config, ledger, {})
-    assert ledger.seals == [before]
     play(config, ledger, {}, key=signer)
     (after,) = ledger.seals
     assert after.fingerprint == before.fingerprint
-    assert is_signed(after, ledger.identity.digest, signer.public_key())
+    assert is_by(ledger.identity.federator, after.signature, after.statement(ledger.identity.digest))
+    with pytest.raises(InvalidConfig, match=r"the ledger is signed with the key .*: give the key it began with"):
+        play(config, ledger, {})
 
 
 def test_a_share_that_nobody_deals_is_refused(task):
@@ -353,7 +359,8 @@ def test_names_come_from_certificates(tmp_path, task):
     assert "it calls itself 'client-3', but its certificate says 'client-0'" in str(done["client-3"])
     assert {done[name].model.fingerprint() for name in list(done)[:3]} == {replayed(ledger)}
     (seal,) = ledger.seals
-    assert is_signed(seal, ledger.identity.digest, public_key(tmp_path / "keys" / "federator" / "cert.pem"))
+    assert ledger.identity.federator == encoded(public_key(tmp_path / "keys" / "federator" / "cert.pem"))
+    assert is_by(ledger.identity.federator, seal.signature, seal.statement(ledger.identity.digest))
 
 
 # What a federator may ask for
@@ -370,7 +377,9 @@ def test_a_federator_cannot_make_a_client_run_code(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"deadline": "soon"}, {"fingerprint_every": 0}, {"more": 1}, {"agreement": {"x": 1}}]
+    "change",
+    [{"deadline": "soon"}, {"fingerprint_every": 0}, {"more": 1}, {"agreement": {"x": 1}}],
+    ids=["deadline", "fingerprint_every", "more", "agreement"],
 )
 def test_an_invitation_that_cannot_be_used_is_refused(change):
     fields = {**json.loads(Settings.of(recipe()).invitation().settings), **change}
@@ -378,35 +387,62 @@ def test_an_invitation_that_cannot_be_used_is_refused(change):
         Settings.from_invitation(Invitation(json.dumps(fields).encode()))
 
 
+class TwoFaced:
+    """A federator that signs whatever history it likes: it goes back to any round, and on from there."""
+
+    def __init__(self, settings, client):
+        self.key, model = new_key(), StubModel(2)
+        keys = {"client-0": encoded(client.public_key())}
+        self.identity = settings.identity(
+            model.manifest, model.base, keys=keys, federator=encoded(self.key.public_key())
+        )
+        self.heads = [genesis(self.identity.digest)]
+
+    def welcome(self):
+        return Welcome(self.identity.to_bytes(), 0, self.identity.roster.to_bytes())
+
+    def commit(self, number, scalars):
+        number = min(number, len(self.heads) - 1)
+        decision = Decision(number, scalars, ())
+        head = advance(self.heads[number], decision, self.identity.roster)
+        self.heads = [*self.heads[: number + 1], head]
+        signature = sign(self.key, link_statement(self.identity.digest, head.rounds, head.link))
+        return Committed(number, scalars, ballots_hash(()), signature)
+
+
 @given(st.lists(st.one_of(
     st.builds(RoundOpen, st.integers(0, 5)),
-    st.builds(Committed, st.integers(0, 5), st.sampled_from([bytes(8), b"12345678", b"abcd" * 4])),
+    st.tuples(st.integers(0, 5), st.sampled_from([bytes(8), b"12345678", b"abcd" * 4])),
+    st.builds(Committed, st.integers(0, 5), st.sampled_from([bytes(8), b"abcd"])),
     st.builds(CatchUp, st.integers(0, 5), st.sampled_from([bytes(8), bytes(24), b"12345678" * 2, b"abcd"])),
-    st.builds(Rejection, st.integers(0, 5), st.just("late"), st.just("")),
-    st.just("welcome"), st.just("break"), st.just("crash"),
+    st.builds(Rejection, st.integers(0, 5), st.just("late"), st.just(""), st.booleans()),
+    st.sampled_from(["welcome", "break", "crash"]),
 ), max_size=30))  # fmt: skip
 def test_whatever_a_federator_says_a_client_says_one_thing_in_a_round(story):
     settings = Settings.of(recipe(clients=1, byzantine=0, directions=2, rounds=5))
-    store, said = Store(), []
+    store, said, key = Store(), [], new_key()
+    federator = TwoFaced(settings, key)
 
     class Drifting(StubModel):
         def vote(self, _):
             return self.fingerprint().to_bytes(8, "little")
 
-    member = Member(settings, "client-0", Drifting(2), store)
-    for event in story:
-        try:
-            if event == "crash":
-                member = Member(settings, "client-0", Drifting(2), store)
-            elif event == "break":
-                member.hello()
-            else:
-                message = Welcome(member.identity.to_bytes(), 0) if event == "welcome" else event
-                member.receive([message], said.append)
-        except Refused:
-            break
-    votes = {(message.round, message.scalars) for message in said if isinstance(message, Vote)}
-    assert len(votes) == len({number for number, _ in votes})
+    member = Member(settings, "client-0", Drifting(2), store, key=key)
+    for event in ["welcome", RoundOpen(0), *story]:
+        if event == "crash":
+            member = Member(settings, "client-0", Drifting(2), store, key=key)
+        elif event == "break":
+            member.hello()
+        else:
+            message = federator.commit(*event) if isinstance(event, tuple) else event
+            message = federator.welcome() if event == "welcome" else message
+            try:
+                member.receive([message], lambda told, by=member: said.append((told, by.head)))
+            except Refused:  # somebody starts it again
+                member = Member(settings, "client-0", Drifting(2), store, key=key)
+    votes = {(vote.round, vote.scalars, link) for vote, link in said if isinstance(vote, Vote)}
+    assert (0, StubModel(2).fingerprint().to_bytes(8, "little"), federator.heads[0].link) in votes
+    assert len(votes) == len({number for number, *_ in votes})
 
 
 # State
@@ -419,22 +455,26 @@ def test_a_client_does_not_continue_in_the_state_of_another_run(tmp_path, task):
         makes["client-0"] = lambda settings: Member(settings, "client-0", local_model(config, 0, task), store)
         play(config, ledger, makes)
     other = recipe(rounds=3, seed=9)
-    with Store(tmp_path / "state") as store, pytest.raises(Refused, match="holds the state of another run"):
-        Member(Settings.of(other), "client-0", local_model(other, 0, task), store)
+    with Store(tmp_path / "state") as store:
+        makes = trained(other, task)
+        makes["client-0"] = lambda settings: Member(settings, "client-0", local_model(other, 0, task), store)
+        done, _ = play(other, Memory(), makes)
+    assert isinstance(done["client-0"], Refused)
+    assert f"it belongs to run {ledger.identity.digest.hex()[:16]}" in str(done["client-0"])
 
 
 def test_a_federator_that_votes_were_not_made_for_is_refused():
-    settings = Settings.of(recipe(clients=1, byzantine=0))
-    store = Store()
-    store.save_vote(StoredVote(Vote(0, bytes(16)), head=bytes(32)))  # of a history that is no more
-    member = Member(settings, "client-0", StubModel(4), store)
+    settings, key = Settings.of(recipe(clients=1, byzantine=0, directions=2)), new_key()
+    federator, store = TwoFaced(settings, key), Store()
+    store.save_vote(StoredVote(Vote(0, bytes(8)), bytes(32), bytes(32)))  # of a history that is no more
+    member = Member(settings, "client-0", StubModel(2), store, key=key)
     member.hello()
     with pytest.raises(Refused, match="the federator's chain is not the one this client voted on"):
-        member.receive([Welcome(member.identity.to_bytes(), 0), RoundOpen(0)], print)
+        member.receive([federator.welcome(), RoundOpen(0)], print)
 
 
 def test_one_of_two_slots_is_always_whole(tmp_path):
-    first, second = (StoredVote(Vote(number, bytes([number] * 8)), bytes(32)) for number in (4, 5))
+    first, second = (StoredVote(Vote(number, bytes([number] * 8)), bytes(32), bytes(32)) for number in (4, 5))
     with Store(tmp_path) as store:
         store.save_vote(first)
         store.save_vote(second)
