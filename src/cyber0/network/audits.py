@@ -202,7 +202,8 @@ class Audits:
         if ballots_hash(decision.ballots) != step.ballots:
             raise Refused(f"an audit of round {step.round} was answered with ballots that are not those of its link")
         previous = before.anchor.link if before.anchor else b""
-        context = Context(before.identity, before.roster, before.head.link or b"", previous)
+        voting = before.roster.enrolled(step.changes)
+        context = Context(before.identity, voting, before.head.link or b"", previous)
         try:
             counted = check_ballots(context, decision)
             if self._rule is not None and self._knows(step, self._rule):

@@ -150,7 +150,7 @@ def _refused(stream: ClientStream, reason: str) -> list[Effect]:
 def _gather(state: State) -> Transition:
     """Found the run once the whole roster is here. With enough of it, wait for the others until a deadline.
 
-    Who is here at the founding votes from round 0 on; who comes later once its key is in the chain.
+    The identity pins the keys of those who are here; that of who comes later is written to the chain when it comes.
     """
     names, present = state.settings.roster, len(state.present)
     if _most_common(state)[1] < state.settings.founders:
@@ -208,7 +208,7 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits"))
     state = replace(state, diverged=state.diverged - {client})
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
-    counts = state.who.key(client) == event.hello.key  # else from two rounds after its key is written
+    counts = state.who.key(client) == event.hello.key  # else from two rounds after its new key is written
     awaited = state.awaited | {client} if keeps_up and counts else state.awaited - {client}
     gathering = state.gathering and len(state.present) < len(state.who.names)
     state = replace(state, awaited=awaited, gathering=gathering)
@@ -221,11 +221,12 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
 def _enrolled(state: State, client: str, key: bytes) -> State:
     """Return the state in which the key of a client will be written to the chain, if it is not there or on its way.
 
-    That is a client that comes for the first time or, where keys rotate by themselves, with another key than before.
+    That is a client that comes for the first time, whose votes count at once, or, where keys rotate by themselves, one
+    with another key than before.
     """
     known = _keys_of(state, client)
     if known[-1] == key or (any(known) and not state.settings.rotates):
         return state
-    others = tuple(change for change in state.proposed if not _gives_key(change, client))
-    written = any(_keys_of(replace(state, proposed=()), client))
-    return replace(state, proposed=(*others, Change("rotate" if written else "admit", client, key)))
+    change = Change("rotate" if any(known) else "admit", client, key)
+    others = tuple(other for other in state.proposed if not (other.kind == "rotate" and other.name == client))
+    return replace(state, proposed=(*others, change), roster=state.who.enrolled([change]))

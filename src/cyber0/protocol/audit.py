@@ -59,8 +59,11 @@ def is_final(context: Context, votes: int) -> bool:
     """Return whether so many signed votes on a link make the commits that it contains final.
 
     Two sets of more than (m + b) / 2 of m invited clients share an honest one, and that one signs one link per round.
+    A client whose key was not known when the run was founded counts as one that may lie: nobody but the federator saw
+    whose key it is.
     """
-    return 2 * votes > context.voters + context.roster.byzantine
+    unknown = sum(not key for key in context.identity.roster.keys)
+    return 2 * votes > context.voters + context.roster.byzantine + unknown
 
 
 def check_ballots(context: Context, decision: Decision) -> list[Ballot]:

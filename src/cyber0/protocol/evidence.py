@@ -148,7 +148,8 @@ def _judge_decision(identity: Identity, fields: dict[str, Any], own_rule: bool) 
         raise InvalidEvidence(f"the roster after it cannot be known: {error}") from None
     head = advance(position.head, decided, roster)
     _check_chain(identity, head.rounds, head.link or b"", fields["steps"], fields["signature"])
-    context = Context(identity, position.roster, link, position.anchor.link if position.anchor else b"")
+    voting = position.roster.enrolled(decided.changes)
+    context = Context(identity, voting, link, position.anchor.link if position.anchor else b"")
     try:
         counted = check_ballots(context, decided)
         rule = rule_of(identity, own_rule)

@@ -121,7 +121,7 @@ def _propose(state: State, changes: tuple[Change, ...]) -> Transition:
 def _completed(state: State, changes: tuple[Change, ...]) -> tuple[Change, ...]:
     """Return changes with the quorum that goes with them; raise an error if they cannot be made."""
     plain = tuple(change for change in changes if change.kind != "quorum")
-    later = replace(state.who.in_force(), pending=())
+    later = _before_enrolment(state).in_force()
     later.check(plain)
     names = [*later.names, *(c.name for c in plain if c.kind == "admit" and c.name not in later.places)]
     clients = len(names) - sum(change.kind == "revoke" for change in plain)
@@ -130,6 +130,13 @@ def _completed(state: State, changes: tuple[Change, ...]) -> tuple[Change, ...]:
     completed = plain if quorum == later.quorum else (*plain, Change("quorum", number=quorum))
     later.check(completed)
     return completed
+
+
+def _before_enrolment(state: State) -> Roster:
+    """Return the roster of the open round without the keys that are to be written with it."""
+    new = {change.name for change in state.proposed if change.kind == "admit"}
+    roster = state.who
+    return replace(roster, keys=tuple(b"" if n in new else k for n, k in zip(roster.names, roster.keys, strict=True)))
 
 
 def _sentence(change: Change) -> str:
@@ -252,7 +259,7 @@ def _decision(state: State) -> tuple[Decision, Any]:
 
 
 def _commit(state: State, decision: Decision, effects: list[Effect]) -> Transition:
-    roster = state.who.after(decision.changes)
+    roster = _before_enrolment(state).after(decision.changes) if decision.changes else state.who.after(())
     head = advance(state.head, decision, roster)
     hashed, changes = ballots_hash(decision.ballots), changes_to_bytes(decision.changes)
     commit = Committed(decision.round, decision.scalars, hashed, changes=changes)
@@ -270,12 +277,10 @@ def _commit(state: State, decision: Decision, effects: list[Effect]) -> Transiti
 
 
 def _in_force(state: State, roster: Roster) -> State:
-    """Return the state with the roster of the next round: who is new on it is awaited, who is gone is not."""
-    before, state = state.who, replace(state, roster=roster)
-    if roster is before:
+    """Return the state with the roster of the next round: who is gone is not waited for."""
+    if roster is state.roster:
         return state
-    able = {name for name, event in state.present.items() if roster.key(name) == event.hello.key}
-    enrolled = {name for name in able if before.key(name) != roster.key(name)}
     revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")
-    awaited = (state.awaited | enrolled) & able
-    return replace(state, awaited=awaited, voted=state.voted | enrolled, revoked=revoked)
+    rekeyed = {n for n, event in state.present.items() if roster.key(n) == event.hello.key != state.who.key(n)}
+    awaited = (state.awaited | rekeyed) & roster.places.keys()
+    return replace(state, roster=roster, awaited=frozenset(awaited), revoked=revoked, voted=state.voted | rekeyed)

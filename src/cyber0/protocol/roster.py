@@ -1,7 +1,8 @@
 """Who takes part: names and public keys in order, how many may lie, how many votes decide, and for how many rounds.
 
 A roster changes by records in the chain. One that is written with round t is pending in the link after it: clients sign
-it with their votes of round t + 1, and it is in force from round t + 2 on.
+it with their votes of round t + 1, and it is in force from round t + 2 on. Only the key of a client that was on the
+roster without one, since it had not come when the run was founded, is in force with the round it is written with.
 """
 
 import hashlib
@@ -167,7 +168,20 @@ class Roster:
         changes = tuple(changes)
         if not self.pending and not changes:
             return self
-        return replace(self.in_force(), pending=changes)
+        later = self.enrolled(changes)
+        return replace(later.in_force(), pending=tuple(change for change in changes if not self._enrols(change)))
+
+    def enrolled(self, changes: Iterable[Change]) -> "Roster":
+        """Return the roster of the round that these changes are written with: clients that had no key have theirs."""
+        keys = {change.name: change.key for change in changes if self._enrols(change)}
+        if not keys:
+            return self
+        return replace(
+            self, keys=tuple(key or keys.get(name, b"") for name, key in zip(self.names, self.keys, strict=True))
+        )
+
+    def _enrols(self, change: Change) -> bool:
+        return change.kind == "admit" and change.name in self.places
 
     def in_force(self) -> "Roster":
         """Return the roster with the pending changes made."""
@@ -201,7 +215,7 @@ class Roster:
                 f"{revoked} of {len(now.names)} clients would be revoked: a quorum of {now.quorum} must be left"
             )
         try:
-            replace(now, pending=changes).in_force()
+            now.after(changes).in_force()
         except InvalidIdentity as error:
             raise InvalidRoster(str(error)) from None
 
@@ -210,6 +224,8 @@ def _check_change(now: Roster, change: Change) -> None:
     known = change.name in now.places
     if change.kind == "extend" and change.number <= now.rounds:
         raise InvalidRoster(f"rounds = {change.number}: the run has {now.rounds} already, give more")
+    if change.kind == "admit" and not change.key:
+        raise InvalidRoster(f"{change.name} cannot be admitted without a key")
     if change.kind == "admit" and now.key(change.name):
         raise InvalidRoster(f"{change.name} is on the roster already: cyber0 rotate gives it a new key")
     if change.kind in ("revoke", "rotate") and not known:

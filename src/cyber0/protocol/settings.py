@@ -155,8 +155,8 @@ class Settings:
     def founders(self) -> int:
         """How many of the roster must bring the same model to found the run.
 
-        A majority, since fewer than half lie, and so many that every round has a quorum among them: votes of a client
-        that comes later count once its key is in the chain, and nothing is written without a quorum.
+        A majority, since fewer than half lie, and so many that every round has a quorum among them: the fewer keys are
+        known at the founding, the more votes it takes until a commit is final.
 
         >>> Settings.of(RunConfig(clients=10, byzantine=2)).founders
         7

@@ -165,7 +165,8 @@ class _Checker:
         return roster
 
     def _check_round(self, head: Head, decision: Decision) -> None:
-        context = Context(self.identity, self.roster, head.link or b"", self.previous)
+        voting = self.roster.enrolled(decision.changes)
+        context = Context(self.identity, voting, head.link or b"", self.previous)
         counted = check_ballots(context, decision)
         if self.identity.signs:
             self.report.votes += len(decision.ballots)
