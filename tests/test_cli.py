@@ -86,13 +86,8 @@ SMALL = ["--source", "embedded", "--clients", "6", "--byzantine", "1", "--direct
 
 
 def command(*arguments, cwd, **environment):
-    done = subprocess.run(
-        [sys.executable, "-m", "cyber0", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    words = ["-m", "cyber0", *map(str, arguments)]
+    done = processes.run(words, cwd=cwd, env={**os.environ, **environment}, capture_output=True)
     return done.returncode, done.stderr
 
 

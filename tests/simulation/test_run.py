@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 
@@ -279,8 +278,8 @@ def test_every_key_is_an_option():
 
 
 def test_plain_lines_when_not_a_terminal():
-    command = [sys.executable, "-m", "cyber0", "run", *SMALL, "--rounds", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "TERM": "dumb"})
+    command = ["-m", "cyber0", "run", *SMALL, "--rounds", "2"]
+    done = processes.run(command, capture_output=True, check=True, env={**os.environ, "TERM": "dumb"})
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     assert all(len(line) < 120 for line in done.stdout.splitlines())
