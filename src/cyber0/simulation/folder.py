@@ -64,7 +64,8 @@ class RunFolder:
                 if (path / name).exists():
                     lock.close()
                     raise InvalidConfig(
-                        f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}"
+                        f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}, "
+                        "in Python by resume=True"
                     )
             write_atomically(path / "config.toml", config.to_toml())
         return cls(path, config, lock)

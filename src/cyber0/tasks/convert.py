@@ -19,10 +19,11 @@ from cyber0.tasks.meaning import digest
 from cyber0.tasks.task import Metric, Task
 from cyber0.user_code import calling, label_of
 
-__all__ = ["task_of"]
+__all__ = ["GIVEN", "task_of"]
 
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
+GIVEN = "data given in Python"
 REQUIRED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -71,7 +72,7 @@ def task_of(
     _check_alike(trained, tested, ("train", "test"))
     names = None if classes is None or isinstance(classes, int | np.integer) else [str(each) for each in classes]
     known = _classes(trained[1], tested[1], loss, len(names) if names else classes)
-    dataset = Dataset(*trained, *tested, classes=known, source="data given in Python", shares=shares)
+    dataset = Dataset(*trained, *tested, classes=known, source=GIVEN, shares=shares)
     refuse_not_finite(dataset.train_inputs, "train inputs")
     refuse_not_finite(dataset.train_labels, "train targets")
     refuse_not_finite(dataset.test_inputs, "test inputs")
