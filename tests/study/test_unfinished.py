@@ -191,7 +191,7 @@ def test_a_process_that_dies_leaves_its_run_to_the_next(tmp_path, monkeypatch):
     assert results.frame["round"].tolist() == [0, 2, 4, 6, 8, 10, 12]  # evaluations
 
 
-LONG = {**SMALL, "rounds": 800, "evaluate_every": 10}
+LONG = {**SMALL, "rounds": 400, "evaluate_every": 5}
 KEYS = {"seeds": 1, "keep": True, "base": LONG, "axes": {"algorithm": ["cyber0", "fedavg"]}}
 
 
