@@ -65,8 +65,8 @@ def test_an_error_is_a_sentence(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seeds = 2\n[base]\nrounds = 3\n", "is the recipe of a study, not of a run, for it has seeds, base"),
-        ('extends = "table1"\n', "is the recipe of a study, not of a run, for it has extends"),
+        ("seeds = 2\n[base]\nrounds = 3\n", "is the recipe of a study, not of a run, since it has seeds, base"),
+        ('extends = "table1"\n', "is the recipe of a study, not of a run, since it has extends"),
     ],
 )
 def test_a_study_is_not_a_run(text, message, tmp_path):

@@ -116,7 +116,7 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
 
 
 def _check_handshake(address: str, tls: Path) -> None:
-    """Refuse keys whose handshake fails: gRPC would try for ever and not say why. A federator may come later."""
+    """Refuse keys whose handshake fails: gRPC would retry forever and not say why. A federator may come later."""
     channel_credentials(tls)
     reason = refusal(address, tls)
     if reason is not None:

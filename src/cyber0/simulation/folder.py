@@ -36,7 +36,7 @@ Line = dict[str, Any]
 
 
 class RunFolder:
-    """A run's folder. `new`, `resume` and `begun` hold it for writing, by one process at a time; `read` only looks.
+    """A run's folder. `new`, `resume` and `begun` lock it for writing by this process; `read` does not.
 
     >>> from tempfile import mkdtemp
     >>> folder = RunFolder.new(Path(mkdtemp()) / "run", RunConfig(rounds=2))
@@ -120,7 +120,7 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: Path) -> "RunFolder":
-        """Look into the folder of a run, which may be going on."""
+        """Read the folder of a run, which may still be going on."""
         return cls(path, cls.configuration(path))
 
     @staticmethod
@@ -154,13 +154,13 @@ class RunFolder:
     def aggregates(self, rows: int, width: int) -> NDArray[np.float32]:
         """Return what was aggregated up to the last evaluation, [rounds, rows, width].
 
-        What came after it is cut off by whoever holds the folder.
+        If the folder is locked for writing, what came after that is cut off.
         """
         scalars = self.path / "scalars.f32"
         size = (self.lines[-1]["round"] if self.lines else 0) * rows * width * 4
         found = scalars.stat().st_size if scalars.exists() else 0
         if found < size:
-            raise InvalidConfig(f"{scalars} has {found} bytes, but metrics.jsonl tells of {size}: it was cut off")
+            raise InvalidConfig(f"{scalars} has {found} bytes, but {size} by metrics.jsonl: it was cut off")
         if found > size and self._lock is not None:
             os.truncate(scalars, size)
         data = scalars.read_bytes()[:size] if size else b""
@@ -224,12 +224,12 @@ class RunFolder:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def clear(self) -> None:
-        """Forget what was played."""
+        """Remove all that was played."""
         _clear(self.path)
         self.lines = []
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder, so that another process can write to it."""
         if self._lock is not None:
             self._lock.close()
 
