@@ -186,7 +186,8 @@ class RunFolder:
             draft = self.path / "votes" / "draft.tmp"
             with draft.open("wb") as file:
                 np.savez_compressed(file, **pack_rounds(rounds, self.config.clients))
-            draft.replace(self._votes(rounds[0].number))  # half a file would keep the run from being resumed
+            # Renamed when it is complete: half a file would keep the run from being resumed.
+            draft.replace(draft.with_name(f"{rounds[0].number:010}.npz"))
         if attack is not None:
             write_atomically(self._attack(line["round"]), json.dumps(attack))
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -232,9 +233,6 @@ class RunFolder:
         """Release the folder, so that another process can write to it."""
         if self._lock is not None:
             self._lock.close()
-
-    def _votes(self, first: int) -> Path:
-        return self.path / "votes" / f"{first:010}.npz"
 
     def _attack(self, rounds: int) -> Path:
         return self.path / f"attack-{rounds}.json"
