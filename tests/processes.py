@@ -124,6 +124,12 @@ def call(function, *arguments):
     return Popen(["-c", f"{code}; function(*arguments)", task], cwd=ROOT)
 
 
+def command(*arguments, before="", largest_file=None):
+    """The arguments of a `cyber0` command, after some code or where no file may grow over a size, as on a full disk."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, 2 * ({largest_file},))\n" * bool(largest_file)
+    return ["-c", f"import os, sys\n{limit}{before}\nfrom cyber0.cli import main\nmain()", *map(str, arguments)]
+
+
 def _output(wanted, inherited):
     """Our end of a command's output (None unless it is a pipe) and its own."""
     if wanted is None:
@@ -229,6 +235,8 @@ def become(arguments, folder, environment, session, out, err):
     for descriptor, number in ((out, 1), (err, 2)):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests are a background job
     os.environ.clear()
     os.environ.update(environment)

@@ -106,7 +106,7 @@ def join(
 def _join(address: str, name: str, options: dict[str, Any]) -> None:
     console = Console()
     kept = f"come back with the same command: the state is in {options['state']}"
-    with keeping(lambda: kept if options["state"].exists() else ""), Progress(console, name) as progress:
+    with keeping(lambda: kept if options["state"].is_dir() else ""), Progress(console, name) as progress:
 
         def watch(member: Any) -> None:
             progress.update(member.commits, total=member.settings.agreement.rounds)

@@ -4,6 +4,7 @@ A vote is on disk before it is sent, so that a client that crashes and comes bac
 are written in turn, each with its digest, so that one of them is whole whatever happens.
 """
 
+import errno
 import hashlib
 import os
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cyber0.errors import InvalidConfig, InvalidParameters
-from cyber0.files import lock_folder
+from cyber0.files import lock_folder, make_folder, naming
 from cyber0.protocol.messages import Vote
 from cyber0.replay.weights import Weights
 
@@ -61,7 +62,7 @@ class Store:
         self._slots: list[StoredVote | None] = [None, None]
         if folder is not None:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
                 self._lock = lock_folder(folder, "client")
                 (folder / "votes").touch(mode=0o600)
                 self._file = (folder / "votes").open("r+b", buffering=0)
@@ -88,15 +89,17 @@ class Store:
         """Store a vote; it is on disk when this returns."""
         slot = stored.vote.round % 2
         self._slots[slot] = stored
-        if self._file is not None:
+        if self.folder is not None:
             data = stored.to_bytes()
-            self._write(0, len(data).to_bytes(8, "little"))
-            self._write(8 + slot * len(data), data)
-            os.fsync(self._file.fileno())
+            with naming(self.folder / "votes"):
+                self._write(0, len(data).to_bytes(8, "little"))
+                self._write(8 + slot * len(data), data)
+                os.fsync(self._file.fileno())
 
     def _write(self, place: int, data: bytes) -> None:
         self._file.seek(place)
-        self._file.write(data)
+        if self._file.write(data) < len(data):  # without a buffer, a disk that becomes full is no error yet
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def forget(self) -> None:
         """Delete all votes and the weights, because they were wrong."""

@@ -14,11 +14,11 @@ Little-endian throughout:
                      fingerprint (8 bits: 0 or 8), the fingerprint, the signature (the rest; nothing: none)
 """
 
-import os
 import zlib
 from pathlib import Path
 
 from cyber0.errors import InvalidExport, InvalidIdentity, InvalidLedger
+from cyber0.files import write_atomically
 from cyber0.protocol.chain import Seal
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import ExportedRun, Ledger
@@ -127,13 +127,8 @@ def write(path: Path, run: ExportedRun) -> int:
     True
     """
     data = to_bytes(run)
-    draft = path.with_name(path.name + ".tmp")
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_atomically(path, data)
     except OSError as error:
         raise InvalidExport(f"cannot write {path}: {error.strerror}") from None
     return len(data)

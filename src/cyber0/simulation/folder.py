@@ -25,7 +25,7 @@ from cyber0.callbacks import Round
 from cyber0.config import RunConfig, load
 from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
-from cyber0.files import lock_folder, write_atomically
+from cyber0.files import draft_of, lock_folder, make_folder, naming, write_atomically
 from cyber0.simulation.history import pack_rounds, unpack_rounds
 
 __all__ = ["Line", "RunFolder"]
@@ -58,7 +58,7 @@ class RunFolder:
     def new(cls, path: Path, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run; one that holds files of another run is refused, and left as it is."""
         with _writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             lock = lock_folder(path, "run")
             for name in FILES:
                 if (path / name).exists():
@@ -107,7 +107,7 @@ class RunFolder:
         It is the same run wherever its data and its model are, and on any device.
         """
         with _writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             lock = lock_folder(path, "run")
             try:
                 if cls.configuration(path).same_run(config):
@@ -177,20 +177,19 @@ class RunFolder:
 
         `rounds` are those whose votes are to be kept, `attack` is what an attack with memory remembers.
         """
-        with (self.path / "scalars.f32").open("ab") as file:
+        scalars, metrics = self.path / "scalars.f32", self.path / "metrics.jsonl"
+        with naming(scalars), scalars.open("ab") as file:
             file.write(np.asarray(aggregates, dtype="<f4").tobytes())
             file.flush()
             os.fsync(file.fileno())  # no evaluation outlives what led to it, even where the machine goes down
         if rounds:
             (self.path / "votes").mkdir(exist_ok=True)
-            draft = self.path / "votes" / "draft.tmp"
-            with draft.open("wb") as file:
+            votes = self.path / "votes" / f"{rounds[0].number:010}.npz"
+            with draft_of(votes) as draft, draft.open("wb") as file:
                 np.savez_compressed(file, **pack_rounds(rounds, self.config.clients))
-            # Renamed when it is complete: half a file would keep the run from being resumed.
-            draft.replace(draft.with_name(f"{rounds[0].number:010}.npz"))
         if attack is not None:
             write_atomically(self._attack(line["round"]), json.dumps(attack))
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with naming(metrics), metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         if attack is not None:
             for other in self.path.glob("attack-*.json"):
@@ -216,12 +215,15 @@ class RunFolder:
 
     def finish(self, summary: Line, tensors: dict[str, Any]) -> None:
         """Write the final weights and the outcome."""
-        draft = self.path / "model.safetensors.tmp"
-        draft.touch()
-        mode = draft.stat().st_mode  # as the user's umask has it: safetensors writes files that only the owner can read
-        require("safetensors.torch", extra="train").save_file(tensors, draft)
-        draft.chmod(mode)
-        draft.replace(self.weights)
+        safetensors = require("safetensors", extra="train")
+        with draft_of(self.weights) as draft:
+            draft.touch()
+            mode = draft.stat().st_mode  # the user's umask: safetensors writes files that only the owner can read
+            try:
+                require("safetensors.torch", extra="train").save_file(tensors, draft)
+            except safetensors.SafetensorError as error:  # such as a full disk
+                raise InvalidConfig(f"cannot write {self.weights}: {error}") from None
+            draft.chmod(mode)
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def clear(self) -> None:
