@@ -128,6 +128,19 @@ def test_what_nobody_expects_is_a_sentence_too(error, message, capsys):
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("before", "code", "said"),
+    [
+        ("os.dup2(os.open('/dev/full', os.O_WRONLY), 1)", 1, "cyber0: standard output: No space left on device\n"),
+        ("sys.stdout = None", 0, ""),
+    ],
+    ids=["full", "closed"],
+)
+def test_output_that_cannot_be_written_is_named(before, code, said):
+    done = processes.run(processes.command("run", "--print-config", before=before), capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+
+
 def test_control_c_is_a_sentence():
     words = ["-m", "cyber0", "run", *SMALL, "--rounds", "1000000"]
     process = processes.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
