@@ -145,17 +145,21 @@ def _server():
     """A connection to the process that starts commands for all workers; it ends when nobody is connected any longer."""
     address = f"\0cyber0 tests {os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
     while True:
+        started = None
         with _socket() as listener, suppress(OSError):  # another worker has started it
             listener.bind(address)
             listener.listen()
-            _start_server(listener)
+            started = _start_server(listener)
         ours = _socket()
         with suppress(ConnectionError):
             ours.connect(address)
             if ours.recv(64):
                 atexit.register(ours.close)
                 return ours
-        ours.close()  # that server does not listen yet, or no longer
+        ours.close()
+        if started is not None:
+            raise RuntimeError("the server of commands ended before it was ready")
+        # another's does not listen yet, or no longer
         time.sleep(0.01)
 
 
@@ -167,6 +171,7 @@ def _start_server(listener):
     command, passed = [sys.executable, __file__, str(listener.fileno())], [listener.fileno()]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=passed, cwd=ROOT)
     atexit.register(server.wait)
+    return server
 
 
 def preload():

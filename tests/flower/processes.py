@@ -104,7 +104,9 @@ class Flower:
 
     def ready(self):
         """Wait for the SuperLink to answer."""
-        while not self._listens():
+        for _ in range(1200):
+            if self._listens():
+                break
             self.pause(0.05)
         for _ in range(60):
             said = self.flwr("supernode", "ls", "here")
