@@ -30,10 +30,11 @@ style: .venv/ready
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
 
-# Types are checked beside the tests. One thread each: a busy machine is slow then, not stuck.
+# Types are checked beside the tests. One thread each: a busy machine is slow then, not stuck. Modules are compiled once,
+# even where PYTHONDONTWRITEBYTECODE is set, and not by each of the many processes.
 test: style  ## everything CI runs: check, all tests, doctests and documentation snippets
 	@types=$$(mktemp); $(BIN)/basedpyright --level error >$$types 2>&1 & checker=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20; status=$$?; \
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20; status=$$?; \
 	wait $$checker || { cat $$types; status=1; }; \
 	rm -f $$types; exit $$status
 

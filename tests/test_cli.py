@@ -65,8 +65,8 @@ def test_an_error_is_a_sentence(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seeds = 2\n[base]\nrounds = 3\n", "is the recipe of a study, not of a run, for it has seeds, base"),
-        ('extends = "table1"\n', "is the recipe of a study, not of a run, for it has extends"),
+        ("seeds = 2\n[base]\nrounds = 3\n", "is the recipe of a study, not of a run, since it has seeds, base"),
+        ('extends = "table1"\n', "is the recipe of a study, not of a run, since it has extends"),
     ],
 )
 def test_a_study_is_not_a_run(text, message, tmp_path):
@@ -86,13 +86,8 @@ SMALL = ["--source", "embedded", "--clients", "6", "--byzantine", "1", "--direct
 
 
 def command(*arguments, cwd, **environment):
-    done = subprocess.run(
-        [sys.executable, "-m", "cyber0", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    words = ["-m", "cyber0", *map(str, arguments)]
+    done = processes.run(words, cwd=cwd, env={**os.environ, **environment}, capture_output=True)
     return done.returncode, done.stderr
 
 
@@ -131,6 +126,19 @@ def test_what_nobody_expects_is_a_sentence_too(error, message, capsys):
     assert said.startswith(message)
     assert said.endswith("; continue with: cyber0 run --resume runs/a\n")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "said"),
+    [
+        ("os.dup2(os.open('/dev/full', os.O_WRONLY), 1)", 1, "cyber0: standard output: No space left on device\n"),
+        ("sys.stdout = None", 0, ""),
+    ],
+    ids=["full", "closed"],
+)
+def test_output_that_cannot_be_written_is_named(before, code, said):
+    done = processes.run(processes.command("run", "--print-config", before=before), capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
 
 
 def test_control_c_is_a_sentence():

@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,8 +26,7 @@ def test_the_command_in_its_first_line(example):
 
 
 def test_a_rule_of_your_own_is_put_to_the_test():
-    command = [sys.executable, "examples/my_rule.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = run("examples/my_rule.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

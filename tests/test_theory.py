@@ -211,8 +211,8 @@ def test_the_command_for_a_run_within_the_theorems():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--byzantine", "20"), "byzantine = 20 of n = 40 vectors: fewer than half may be, so from 0 to 19"),
-        (("--byzantine", "20", "--kappa", "1"), "fewer than half may be"),
+        (("--byzantine", "20"), "byzantine = 20: it must be from 0 to 19, since fewer than half of the n = 40"),
+        (("--byzantine", "20", "--kappa", "1"), "fewer than half of the n = 40"),
         (("--rule", "mean"), "rule = 'mean': no kappa is proven for it; give --kappa"),
         (("--lr", "nan"), "lr = nan: it must be a finite number above 0"),
         (("--kappa", "-1"), "kappa = -1.0: it must be a finite number from 0"),

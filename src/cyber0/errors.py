@@ -123,7 +123,8 @@ class InvalidAggregation(InputError):
     >>> from cyber0.aggregation import cwtm
     >>> cwtm(np.zeros((4, 2)), byzantine=2)
     Traceback (most recent call last):
-    cyber0.errors.InvalidAggregation: byzantine = 2 of n = 4 vectors: fewer than half may be, so from 0 to 1
+    cyber0.errors.InvalidAggregation: byzantine = 2: it must be from 0 to 1, since fewer than half of the n = 4 \
+vectors may be Byzantine
     """
 
 

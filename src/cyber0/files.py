@@ -1,27 +1,84 @@
 """Files that are written whole or not at all, and locks that end with the process that holds them."""
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from cyber0.errors import InvalidConfig
 
-__all__ = ["lock_file", "lock_folder", "write_atomically"]
+__all__ = ["draft_of", "lock_file", "lock_folder", "make_folder", "naming", "write_atomically"]
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, *parts: str | bytes | memoryview) -> None:
     """Write a file so that a crash leaves either the old content or all of the new.
 
     >>> from tempfile import mkdtemp
-    >>> write_atomically(Path(mkdtemp()) / "note.txt", "all of it")
+    >>> write_atomically(Path(mkdtemp()) / "note.txt", "all ", "of it")
     """
-    draft = path.with_name(path.name + ".tmp")
-    with draft.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+    with draft_of(path) as draft, draft.open("wb") as file:
+        for part in parts:
+            file.write(part.encode() if isinstance(part, str) else part)
         file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+        if draft != path:  # a device keeps nothing
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def draft_of(path: Path) -> Generator[Path]:
+    """Give a draft to write, which takes the place of a file at the end; if anything goes wrong, it is removed.
+
+    A device such as /dev/null has no draft: another file must not take its place.
+
+    >>> with draft_of(Path("/dev/null")) as draft:
+    ...     draft
+    PosixPath('/dev/null')
+    """
+    whole = not path.exists() or path.is_file() or path.is_dir()
+    draft = path.with_name(path.name + ".tmp") if whole else path
+    with naming(path):
+        try:
+            yield draft
+            if whole:
+                draft.replace(path)
+        except BaseException:
+            if whole:
+                with suppress(OSError):  # there is none
+                    draft.unlink()
+            raise
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Give an error of the system the name of the file that is written: a full disk does not say whose it is.
+
+    >>> with naming(Path("metrics.jsonl")):
+    ...     raise OSError(errno.ENOSPC, "No space left on device")
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left on device: 'metrics.jsonl'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where there is none yet.
+
+    >>> make_folder(Path("/dev/null"))
+    Traceback (most recent call last):
+    NotADirectoryError: [Errno 20] it is not a folder: '/dev/null'
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        what = "it is a link to nothing" if path.is_symlink() and not path.exists() else "it is not a folder"
+        raise NotADirectoryError(errno.ENOTDIR, what, str(path)) from None
 
 
 def lock_file(path: Path, taken: Callable[[], Exception]) -> Any:

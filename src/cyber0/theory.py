@@ -165,7 +165,8 @@ def proven_kappa(rule: str | Rule, n: int, byzantine: int) -> float | None:
     n, b = _integer("n", n), _integer("byzantine", byzantine, least=0)
     if 2 * b >= n:
         raise InvalidAggregation(
-            f"byzantine = {b} of n = {n} vectors: fewer than half may be, so from 0 to {(n - 1) // 2}"
+            f"byzantine = {b}: it must be from 0 to {(n - 1) // 2}, since fewer than half of the n = {n} vectors may "
+            "be Byzantine"
         )
     found, ratio = get_rule(rule), b / (n - 2 * b)
     proven: list[tuple[Rule, float]] = [

@@ -126,8 +126,8 @@ def test_nothing_is_no_composition() -> None:
 @pytest.mark.parametrize(
     ("vectors", "byzantine", "message"),
     [
-        (np.zeros((6, 2)), 3, "byzantine = 3 of n = 6 vectors: fewer than half may be, so from 0 to 2"),
-        (np.zeros((6, 2)), -1, "byzantine = -1 of n = 6"),
+        (np.zeros((6, 2)), 3, "byzantine = 3: it must be from 0 to 2, since fewer than half of the n = 6"),
+        (np.zeros((6, 2)), -1, "byzantine = -1: it must be from 0 to 2"),
         (np.zeros((6, 2)), 1.5, "byzantine = 1.5 must be an integer"),
         (np.zeros(6), 1, r"vectors has shape \(6,\): it must be \[..., n, k\]"),
         (np.zeros((0, 6)), 0, r"vectors has shape \(0, 6\)"),
@@ -151,7 +151,7 @@ def test_what_cannot_be_aggregated_is_refused(rule, vectors, byzantine, message:
         (lambda: krum(VOTES * np.inf, 2), "vectors holds a value that is not finite"),
         (lambda: bucketing(VOTES, 2, size=8), "size = 8 of n = 7 vectors"),
         (lambda: minimum_diameter(VOTES, 3, most=10), "leaves 35 subsets to try: raise most = 10"),
-        (lambda: get_rule("bucketing+cwtm")(VOTES, 2), "byzantine = 2 of n = 4 vectors"),
+        (lambda: get_rule("bucketing+cwtm")(VOTES, 2), "fewer than half of the n = 4 vectors"),
         (
             lambda: get_rule("centered_clipping(start='mean')")(VOTES, 2),
             "unknown start 'mean': use one of median, zero",

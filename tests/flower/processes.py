@@ -104,11 +104,19 @@ class Flower:
 
     def ready(self):
         """Wait for the SuperLink to answer."""
+        for _ in range(1200):
+            if self._listens():
+                break
+            self.pause(0.05)
         for _ in range(60):
             said = self.flwr("supernode", "ls", "here")
             if said.returncode == 0:
                 return
         raise AssertionError(said.stdout + said.stderr + self.log("superlink"))
+
+    def _listens(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0 or self.started["superlink"].poll() is not None
 
     def node(self, name, port, **config):
         self.nodes[name] = port, config

@@ -219,6 +219,16 @@ def test_a_simulation_is_extended_to_the_same_model(tmp_path):
     assert more.fingerprint == simulate(model=Net, attack="foe", rounds=8).fingerprint
 
 
+def test_a_simulation_is_not_resumed_by_a_command_that_has_neither_its_model_nor_its_data(tmp_path):
+    simulate(model=Net, out=tmp_path / "run")
+    command = [sys.executable, "-m", "cyber0", "run", "--resume", str(tmp_path / "run"), "--rounds", "8"]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    assert "continue it in Python, by the same call of cyber0.simulate with out='" in said
+    assert "--resume" not in said
+    assert cyber0.open_run(tmp_path / "run").summary["rounds"] == 6
+    assert simulate(model=Net, out=tmp_path / "run", rounds=8, resume=True).summary["rounds"] == 8
+
+
 def test_the_weights_can_be_read_by_whom_the_umask_allows(tmp_path):
     (tmp_path / "other").touch()
     simulate(out=tmp_path / "run")

@@ -16,6 +16,7 @@ from cyber0.config import load
 from cyber0.errors import InvalidAttack, InvalidConfig, InvalidData, InvalidUserCode
 from cyber0.tasks.convert import task_of
 from cyber0.tasks.losses import describe_loss, output_loss
+from cyber0.tasks.task import build_model
 
 SMALL = {"clients": 6, "byzantine": 1, "alpha": 5.0, "directions": 4, "rounds": 3, "batch": 8, "lr": 0.1}
 
@@ -331,3 +332,20 @@ def test_the_code_of_a_loss_goes_by_what_it_does():
     there = output_loss(lambda outputs, targets: (outputs - targets).abs())  # on another line
     other = output_loss(lambda outputs, targets: (outputs + targets).abs())
     assert describe_loss(here) == describe_loss(there) != describe_loss(other)
+
+
+def test_a_model_that_mixes_the_samples_of_a_batch_is_refused():
+    """Clients that are measured together would be one batch, and the engines would differ."""
+
+    def normed(**options):
+        return lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, **options), nn.ReLU(), nn.Linear(8, 3))
+
+    class Centred(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs - inputs.mean(0))
+
+    for model in (normed(track_running_stats=False), lambda: Centred(4, 3)):
+        with pytest.raises(InvalidUserCode, match="other outputs for a sample when the rest of its batch is another"):
+            build_model(task_of(model, points(120), points(40, 1)), seed=0)
+    found = [simulate(normed(), engine=engine).loss for engine in ("batched", "sequential")]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)

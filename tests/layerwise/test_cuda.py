@@ -4,6 +4,7 @@ Skipped where there is none. What needs no graph also runs on the CPU, in Triton
 """
 
 import copy
+import gc
 import os
 
 import numpy as np
@@ -228,6 +229,31 @@ def test_a_graph_serves_other_rounds():
     assert walk._graphs._known == captured
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(first, again, strict=True))
     assert len({tuple(slopes.tolist()) for slopes in first}) == 4
+
+
+@on_cuda
+def test_a_capture_outlives_garbage():
+    """A graph in a reference cycle, as of a walk that is gone, must not be destroyed while another one is captured."""
+    old, captures = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(old):
+        torch.zeros(1, device="cuda")
+    graphs = [old]
+    del old
+
+    def losses(model, batch):
+        if torch.cuda.is_current_stream_capturing():
+            captures.append(len(graphs))
+            cycle: list[object] = [graphs.pop()] if graphs else []
+            cycle.append(cycle)
+            del cycle
+            _ = [[] for _ in range(10_000)]  # more than enough for the collector to run, if it may
+        return cross_entropy(model, batch)
+
+    walk = Walk(Parameters.of(classifier("roberta").cuda()), losses)
+    slopes = walk.slopes(*(part.cuda() for part in prompts(2, batch=16, width=16)), KEYS[0], 1e-2)
+    assert captures[0] == 1
+    assert torch.isfinite(slopes).all()
+    assert gc.isenabled()
 
 
 def test_the_source_of_a_cuda_device_can_be_captured():

@@ -82,9 +82,9 @@ def test_a_federator_without_torch_stops_and_is_continued_from_its_ledger_alone(
 
 def test_a_stranger_is_told_so_in_a_sentence(tmp_path):
     ledger, address = tmp_path / "run.ledger", f"127.0.0.1:{free_port()}"
-    federator = command("serve", "--ledger", ledger, "--listen", address, *RUN)
+    federator = command("serve", "--ledger", ledger, "--listen", address, *RUN, fresh=False)
     until(federator, "listening at")
-    eve = join(address, "eve", tmp_path)
+    eve = join(address, "eve", tmp_path, fresh=False)
     out, _ = eve.communicate()
     assert eve.returncode == 1
     assert out == "cyber0: 'eve' is not on the roster: client-0, client-1, client-2\n"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from tests import processes
 from tests.network.parties import Parties, deal, local_model, recipe
 
 from cyber0.callbacks import Callback
@@ -485,6 +486,29 @@ def test_one_of_two_slots_is_always_whole(tmp_path):
         with Store(tmp_path) as store:
             assert store.vote(5) in (None, second)
             assert store.vote(4) in (None, first)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from cyber0.cli.errors import report
+from cyber0.network.store import Store, StoredVote
+from cyber0.protocol.messages import Vote
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))
+store = Store(Path(sys.argv[1]))
+try:
+    for number in (4, 5):
+        store.save_vote(StoredVote(Vote(number, bytes(8)), bytes(32)))
+except OSError as error:
+    sys.exit(report(error))
+"""
+
+
+def test_a_vote_that_a_full_disk_cuts_off_is_not_taken_for_stored(tmp_path):
+    done = processes.run(["-c", FULL, tmp_path], capture_output=True)
+    assert (done.returncode, done.stderr) == (1, f"cyber0: {tmp_path / 'votes'}: No space left on device\n")
+    with Store(tmp_path) as store:
+        assert (store.vote(4).vote, store.vote(5)) == (Vote(4, bytes(8)), None)
 
 
 # Callbacks

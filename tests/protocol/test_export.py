@@ -1,8 +1,10 @@
+import os
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import processes
 from tests.protocol.ledgers import fill, identity
 from typer.testing import CliRunner
 
@@ -119,3 +121,36 @@ def test_show(tmp_path):
         "not signed",
     ):
         assert text in result.output
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    run, pipe = export.exported_run(played(3)), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert export.write(pipe, run) > 0
+    assert export.from_bytes(os.read(reader, 1 << 16)) == run
+    os.close(reader)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InvalidExport, match="folder: Is a directory"):
+        export.write(tmp_path / "folder", run)
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "folder"}
+    assert pipe.is_fifo()
+
+
+def test_an_import_on_a_full_disk_can_be_tried_again(tmp_path):
+    export.write(tmp_path / "run.cyber0", export.exported_run(played(3)))
+    words = ["ledger", "import", tmp_path / "run.cyber0", "--ledger", tmp_path / "run.ledger"]
+    done = processes.run(processes.command(*words, largest_file=2048), capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"cyber0: {tmp_path / 'run.ledger'} cannot be written: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.cyber0"]
+    assert invoke(*words).exit_code == 0
+
+
+def test_a_name_that_a_terminal_cannot_show_stops_nothing(tmp_path):
+    export.write(tmp_path / "run.cyber0", export.exported_run(played(3)))
+    words = ["ledger", "import", tmp_path / "run.cyber0", "--ledger", tmp_path / "zürich"]
+    ascii_only = "sys.stdout.reconfigure(encoding='ascii', errors='strict')"
+    done = processes.run(processes.command(*words, before=ascii_only), capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"z\xfcrich: 3 rounds" in done.stdout

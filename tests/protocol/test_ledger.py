@@ -137,13 +137,14 @@ def test_both_ledgers_hold_the_same(tmp_path_factory, rounds, cut, seed):
 
 APPEND = """
 import sys
+from itertools import islice
 from tests import processes
 from tests.protocol.ledgers import append, decisions, identity
 from cyber0.protocol.sqlite import File
 with File(sys.argv[1]) as ledger:
     if not ledger.founded:
         ledger.found(identity())
-    for decision in list(decisions(identity(), 4000))[ledger.head.rounds:]:
+    for decision in islice(decisions(identity(), 4000), ledger.head.rounds, None):
         append(ledger, decision)
         sys.stdout.write(f"{decision.round}\\n")
         sys.stdout.flush()

@@ -187,7 +187,7 @@ def test_what_cannot_be_exported_is_said(tmp_path):
     run(RunConfig(**SMALL), tmp_path / "run")
     metrics, scalars = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "scalars.f32"
     scalars.write_bytes(scalars.read_bytes()[:-4])
-    with pytest.raises(InvalidConfig, match=r"has 92 bytes, but metrics.jsonl tells of 96: it was cut off"):
+    with pytest.raises(InvalidConfig, match=r"has 92 bytes, but 96 by metrics.jsonl: it was cut off"):
         from_folder(tmp_path / "run")
     metrics.write_text(metrics.read_text().replace('"model": "', '"model": "f'))
     with pytest.raises(InvalidExport, match="began with a model of fingerprint f"):

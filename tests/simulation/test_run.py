@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 
@@ -99,17 +98,48 @@ def test_a_killed_run_continues_to_the_same_model(tmp_path, algorithm):
     assert (killed / "scalars.f32").read_bytes() == (whole / "scalars.f32").read_bytes()
 
 
-def test_control_c_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_run_and_says_how_to_go_on(tmp_path, number):
     out = tmp_path / "run"
     command = ["-m", "cyber0", "run", *SMALL, "--rounds", "100000", "--out", str(out)]
     process = processes.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     while not (out / "metrics.jsonl").exists() or len(lines_of(out)) < 3:
         assert process.poll() is None
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"cyber0 run --resume {out}" in said
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said
+    name = "" if number == signal.SIGINT else f" by {number.name}"
+    assert said.endswith(f"cyber0: stopped{name}; continue with: cyber0 run --resume {out}\n")
+
+
+@pytest.mark.parametrize(
+    ("largest", "name"), [(800, "metrics.jsonl"), (1000, "scalars.f32"), (9000, "model.safetensors")]
+)
+def test_a_full_disk_is_named_and_loses_nothing(tmp_path, largest, name):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    options = [*SMALL, "--rounds", 16, "--directions", 24 if name == "scalars.f32" else 8]
+    done = processes.run(processes.command("run", *options, "--out", out, largest_file=largest), capture_output=True)
+    assert done.returncode == 1
+    assert f"{out / name}: " in done.stderr
+    assert "File too large" in done.stderr
+    assert done.stderr.endswith(f"; continue with: cyber0 run --resume {out}\n")
+    assert not list(out.glob("*.tmp"))
+    for arguments in (["--resume", out], [*options, "--out", whole]):
+        assert invoke(*arguments).exit_code == 0
+    assert summary_of(out)["model_fingerprint"] == summary_of(whole)["model_fingerprint"]
+
+
+def test_a_pipe_that_nobody_reads_is_said_and_loses_nothing(tmp_path):
+    command = ["-m", "cyber0", "run", *SMALL, "--rounds", "200", "--out", str(tmp_path / "run")]
+    with processes.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 1
+    assert said == f"cyber0: standard output: Broken pipe; continue with: cyber0 run --resume {tmp_path / 'run'}\n"
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 class Heard(Callback):
@@ -165,16 +195,25 @@ def test_folders_in_use_are_refused(tmp_path, monkeypatch, capsys):
     invoke(*SMALL, "--rounds", 1, "--out", out)
     said = fail(*SMALL, "--out", out, monkeypatch=monkeypatch, capsys=capsys)
     assert "holds another run" in said
+    assert said.count("--resume") == 1
     from cyber0.simulation.folder import RunFolder
 
     held = RunFolder.resume(out)
     said = fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
     held.close()
-    assert "in use by another run" in said
+    assert said.endswith("is in use by another run that has not ended\n")
     assert "holds no run" in fail("--resume", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
     assert "would make it another one" in fail("--resume", out, "--lr", 1, monkeypatch=monkeypatch, capsys=capsys)
     (out / "scalars.f32").write_bytes(b"")
     assert "it was cut off" in fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name, what in (("file", "it is not a folder"), ("link", "it is a link to nothing")):
+        said = fail(*SMALL, "--out", tmp_path / name, monkeypatch=monkeypatch, capsys=capsys)
+        assert said.endswith(f"cannot write to {tmp_path / name}: {what}\n")
 
 
 def test_what_is_left_of_another_run_is_not_adopted(tmp_path, monkeypatch, capsys):
@@ -279,8 +318,8 @@ def test_every_key_is_an_option():
 
 
 def test_plain_lines_when_not_a_terminal():
-    command = [sys.executable, "-m", "cyber0", "run", *SMALL, "--rounds", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "TERM": "dumb"})
+    command = ["-m", "cyber0", "run", *SMALL, "--rounds", "2"]
+    done = processes.run(command, capture_output=True, check=True, env={**os.environ, "TERM": "dumb"})
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     assert all(len(line) < 120 for line in done.stdout.splitlines())

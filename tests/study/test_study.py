@@ -125,7 +125,7 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path):
     process.stdout.close()
     done = {path.name for path in (tmp_path / "out").glob("runs/*.json")}
     assert 0 < len(done) < 12
-    again = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    again = processes.run(command, capture_output=True, check=True)
     assert f"{len(done)} of 12 runs are done already" in again.stdout
     alone, _ = played(tmp_path / "alone", {**KEYS, "seeds": 6})
     kept = [json.loads((tmp_path / "out" / "runs" / name).read_text()) for name in sorted(done)]

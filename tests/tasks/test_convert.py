@@ -278,7 +278,7 @@ def test_an_image_without_a_transform():
 
 def test_an_attack_on_labels_needs_classes():
     task = task_of(lambda: Net(1), (X, VALUES), (X, VALUES), loss=functional.mse_loss)
-    with pytest.raises(InvalidAttack, match="labels of this task are no classes"):
+    with pytest.raises(InvalidAttack, match="labels of this task are not classes"):
         Simulation(RunConfig(clients=4, byzantine=1, attack="lf"), task)
 
 

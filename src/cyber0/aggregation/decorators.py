@@ -108,7 +108,8 @@ def check_shape(shape: tuple[int, ...], byzantine: int) -> None:
 
     >>> check_shape((4, 2), byzantine=2)
     Traceback (most recent call last):
-    cyber0.errors.InvalidAggregation: byzantine = 2 of n = 4 vectors: fewer than half may be, so from 0 to 1
+    cyber0.errors.InvalidAggregation: byzantine = 2: it must be from 0 to 1, since fewer than half of the n = 4 \
+vectors may be Byzantine
     """
     if len(shape) < 2 or 0 in shape:
         raise InvalidAggregation(f"vectors has shape {tuple(shape)}: it must be [..., n, k], with n and k at least 1")
@@ -117,7 +118,8 @@ def check_shape(shape: tuple[int, ...], byzantine: int) -> None:
     if not 0 <= 2 * index(byzantine) < shape[-2]:
         most = (shape[-2] - 1) // 2
         raise InvalidAggregation(
-            f"byzantine = {byzantine} of n = {shape[-2]} vectors: fewer than half may be, so from 0 to {most}"
+            f"byzantine = {byzantine}: it must be from 0 to {most}, since fewer than half of the n = {shape[-2]} "
+            "vectors may be Byzantine"
         )
 
 

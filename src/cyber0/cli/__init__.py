@@ -2,10 +2,11 @@
 
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cyber0.cli.errors import report
+from cyber0.cli.errors import report, stop_at_signals
 
 if TYPE_CHECKING:
     from cyber0.cli.commands import app
@@ -23,11 +24,15 @@ def __getattr__(name: str) -> Any:
 
 def main() -> None:
     """Run the command line; an error is one sentence and exit status 1, and a traceback only if asked for."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported in our own words; read when gRPC is imported
-    from cyber0.cli.commands import app
-
-    sys.path.append(str(Path.cwd()))  # so that `--rule my_module:my_rule` finds a file beside you
     try:
+        stop_at_signals()
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported in our own words; gRPC reads it at once
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):  # a name that a terminal cannot show stops nothing
+                stream.reconfigure(errors="backslashreplace")
+        from cyber0.cli.commands import app
+
+        sys.path.append(str(Path.cwd()))  # so that `--rule my_module:my_rule` finds a file beside you
         app()
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         sys.exit(report(error))

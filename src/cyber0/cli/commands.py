@@ -26,7 +26,10 @@ __all__ = ["app"]
 
 
 class Commands(TyperGroup):
-    """The commands; Ctrl-C in any of them is a sentence and exit status 130, and --traceback may stand anywhere."""
+    """The commands; --traceback may stand anywhere, and Ctrl-C and a closed pipe are errors like any other.
+
+    Otherwise click would end the process on its own, without a word of what was kept.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options before the command's name, and --traceback wherever it is."""
@@ -38,6 +41,10 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Exit(report(error)) from None
+        except (BrokenPipeError, SystemExit) as error:  # rich makes an exit of a pipe that nobody reads any longer
+            if getattr(error, "__notes__", None):  # else nothing is lost, as by `| head`
+                report(error)
+            raise
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

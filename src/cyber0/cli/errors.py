@@ -1,22 +1,52 @@
 """What a person sees of an error: one sentence, and with --traceback where it comes from."""
 
 import os
+import signal
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-import typer
-
 from cyber0.errors import Cyber0Error
 
-__all__ = ["in_front", "keeping", "report", "sentence", "traceback_wanted", "want_traceback"]
+__all__ = [
+    "Stopped",
+    "in_front",
+    "keeping",
+    "report",
+    "sentence",
+    "stop_at_signals",
+    "traceback_wanted",
+    "want_traceback",
+]
 
 VARIABLE = "CYBER0_TRACEBACK"
 HINT = "(--traceback shows where)"
 OURS = Path(__file__).parents[1]
+PRINTERS = ("rich", "click", "typer")  # packages
 INSTALLED = tuple({OURS, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib", "scripts"))})
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks the process to end, as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def stop_at_signals() -> None:
+    """Stop in good order where the system, or a terminal that is closed, ends the process."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise Stopped(number)
+
+    for name in ("SIGTERM", "SIGHUP"):  # one that is ignored stays so, as by nohup
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, stop)
 
 
 def want_traceback(value: bool) -> None:
@@ -42,11 +72,17 @@ def keeping(say: Callable[[], str]) -> Generator[None]:
 
 
 def report(error: BaseException) -> int:
-    """Print an error and return the exit status: 130 for Ctrl-C, otherwise 1."""
+    """Print an error and return the exit status: as a shell has it for a signal (Ctrl-C is 130), otherwise 1."""
+    import typer
+
     if traceback_wanted():
         traceback.print_exception(error)
     typer.secho(f"cyber0: {sentence(error)}", fg="red", err=True)
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
+    if _output_error(error):  # Python would try once more at its end, and have a word of its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + (error.number if isinstance(error, Stopped) else signal.SIGINT)
+    return 1
 
 
 def sentence(error: BaseException) -> str:
@@ -64,7 +100,9 @@ def _what(error: BaseException) -> str:
     place = _user_code(error)
     hint = "" if place is None or traceback_wanted() else f" {HINT}"
     if isinstance(error, KeyboardInterrupt):
-        return "stopped"
+        return f"stopped by {signal.Signals(error.number).name}" if isinstance(error, Stopped) else "stopped"
+    if unwritten := _output_error(error):
+        return f"standard output: {unwritten.strerror}"
     if isinstance(error, Cyber0Error):
         return f"{error}{hint}"
     if place is not None:
@@ -73,8 +111,20 @@ def _what(error: BaseException) -> str:
         return "out of memory" + (f": {error}" if str(error) else "")
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, ImportError) and error.path and not error.path.endswith(".py"):
+        return f"{error.path} cannot be loaded: {error}"
     said = f"unexpected {type(error).__name__}: {error}"
     return said if traceback_wanted() else f"{said}; this is a bug: please report it, with what --traceback shows"
+
+
+def _output_error(error: BaseException | None) -> OSError | None:
+    """Return the error, or its cause, by which what is printed cannot be written; such an error names no file."""
+    while error is not None:
+        frames = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, OSError) and frames and Path(frames[-1].filename).parent.name in PRINTERS:
+            return error
+        error = error.__cause__ or (error.__context__ if isinstance(error, SystemExit) else None)
+    return None
 
 
 def _user_code(error: BaseException | None) -> str | None:

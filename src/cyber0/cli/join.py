@@ -126,7 +126,7 @@ def join(
 def _join(address: str, name: str, options: dict[str, Any]) -> None:
     console = Console()
     kept = f"come back with the same command: the state is in {options['state']}"
-    with keeping(lambda: kept if options["state"].exists() else ""), Progress(console, name) as progress:
+    with keeping(lambda: kept if options["state"].is_dir() else ""), Progress(console, name) as progress:
 
         def watch(member: Any) -> None:
             progress.update(member.commits, total=member.roster.last)
@@ -152,7 +152,7 @@ def digest_of(text: str | None, option: str) -> bytes | None:
 
 
 def _check_handshake(address: str, tls: Path) -> None:
-    """Refuse keys whose handshake fails: gRPC would try for ever and not say why. A federator may come later."""
+    """Refuse keys whose handshake fails: gRPC would retry forever and not say why. A federator may come later."""
     channel_credentials(tls)
     reason = refusal(address, tls)
     if reason is not None:

@@ -136,7 +136,8 @@ def issue(
 ) -> None:
     """To try things out: make a client's private key and certificate in one step, on the operator's machine.
 
-    Whoever sees that folder can vote as the client. In earnest, the client makes its key (request); you sign it (sign).
+    Whoever sees that folder can vote as the client. In a real federation each client makes its own key (request), and
+    you sign it (sign).
     """
     made = folders.issue(name, directory, out, days)
     console = _console()

@@ -140,6 +140,11 @@ def import_(
     if out.exists():
         raise InvalidLedger(f"{out} exists: name a new file")
     exported = exports.read(file)
-    with File(out) as made:
-        made.adopt(exported)
+    try:
+        with File(out) as made:
+            made.adopt(exported)
+    except BaseException:  # what was made is no ledger yet, and would be in the way of the next try
+        for suffix in ("", "-lock", "-shm", "-wal"):
+            out.with_name(out.name + suffix).unlink(missing_ok=True)
+        raise
     line(Console(), "written to", f"{out}: {exported.rounds:,} rounds, without their votes")

@@ -28,7 +28,7 @@ def read_recipe(path: Path | None) -> dict[str, Any]:
     keys = load(path)
     if of_study := [key for key in keys if key in Recipe.model_fields or key == "extends"]:
         raise InvalidConfig(
-            f"{path} is the recipe of a study, not of a run, for it has {', '.join(of_study)}: cyber0 study {path} "
+            f"{path} is the recipe of a study, not of a run, since it has {', '.join(of_study)}: cyber0 study {path} "
             "plays it"
         )
     return keys

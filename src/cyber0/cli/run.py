@@ -125,10 +125,11 @@ def _simulate(config: RunConfig, folder: Path | None, callbacks: list[str], *, r
     from cyber0.simulation import run as play
 
     console = Console(soft_wrap=True)
-    with keeping(lambda: _kept(folder)):
+    progress = Progress(console, "", config.rounds)
+    shown = _Shown(console, progress, introduce=not resuming)
+    with keeping(lambda: _kept(folder) if shown.begun else ""):  # what was refused is refused again
         console.print(_title(config), markup=False, highlight=False, emoji=False)
-        with Progress(console, "", config.rounds) as progress:
-            shown = _Shown(console, progress, introduce=not resuming)
+        with progress:
             result = play(config, folder, callbacks=[shown, *callbacks], resume=resuming)
     _print(console, {name: _readable(name, value) for name, value in result.summary.items() if name != "dropped_votes"})
     for client, votes in result.summary.get("dropped_votes", {}).items():
@@ -142,7 +143,11 @@ class _Shown(Callback):
 
     def __init__(self, console: Console, progress: Progress, *, introduce: bool) -> None:
         self.console, self.progress, self.introduce = console, progress, introduce
-        self.latest = ""
+        self.latest, self.begun = "", False
+
+    def before_run(self, run: Any) -> None:  # noqa: ARG002
+        """Take note that the run was not refused."""
+        self.begun = True
 
     def after_round(self, run: Any, round: Any) -> None:  # noqa: A002, ARG002
         """Advance the display."""

@@ -72,7 +72,7 @@ def study(
             "jobs": jobs,
             "options": here,
             "only": _only(only or []),
-            "command": _command(recipe, asked),
+            "command": " ".join(["cyber0 study", shlex.quote(recipe), *asked]),
         },
     )
 
@@ -84,10 +84,6 @@ def _here(data: Path | None, model: str | None, device: str | None) -> dict[str,
     folder = str(Path(model).resolve()) if model and Path(model).is_dir() else model
     keys = {"data": None if data is None else str(data.resolve()), "model": folder, "device": device}
     return {key: value for key, value in keys.items() if value is not None}
-
-
-def _command(recipe: str, asked: list[str]) -> str:
-    return " ".join(["cyber0 study", shlex.quote(recipe), *asked])
 
 
 def _changed(recipe: Recipe, seeds: int | None, changes: list[str]) -> Recipe:

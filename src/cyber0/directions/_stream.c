@@ -1,10 +1,10 @@
 /* The direction stream on a CPU: the operations of stream.py, in the same order, a chunk in the first-level cache at a
  * time. docs/stream.md specifies it.
  *
- * Flags that matter (setup.py): -ffp-contract=off, or multiply-adds fuse and the bits are wrong; -fno-math-errno
- * and -fno-trapping-math, or the square root keeps the compiler from vectorising and it is seven times slower;
- * -fno-wrapv, for which Python builds ask the contrary.
- * Called through ctypes, which releases the interpreter's lock: threads are the caller's.
+ * Flags that matter (setup.py): -ffp-contract=off, since fused multiply-adds would give other bits; -fno-math-errno and
+ * -fno-trapping-math, since otherwise the square root cannot be vectorised, which makes it seven times slower;
+ * -fno-wrapv, since Python builds ask for the opposite.
+ * It is called through ctypes, which releases the interpreter's lock; the caller starts the threads.
  */
 #include <fenv.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-"""Federations on Flower: it admits the nodes, delivers the app and watches who is there; rounds travel on our streams.
+"""Federations on Flower, which admits nodes and delivers the app; the rounds travel on cyber0's own streams.
 
 `cyber0 flower new` writes an app whose two files call these two functions.
 """

@@ -1,5 +1,8 @@
 """CUDA graphs of walks, one for each shape of micro-batch: one launch for a whole walk instead of a thousand."""
 
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -49,7 +52,7 @@ class _Graph:
                 walk.run(self.inputs, self.labels, padded=padded)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+        with _no_garbage_collection(), torch.cuda.graph(self.graph, pool=pool, stream=stream):
             self.losses = walk.run(self.inputs, self.labels, padded=padded)
 
     def replay(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -57,6 +60,18 @@ class _Graph:
         self.labels.copy_(labels)
         self.graph.replay()
         return self.losses
+
+
+@contextmanager
+def _no_garbage_collection() -> Generator[None]:
+    """Keep the collector from destroying another graph, of a walk that is gone: that would invalidate the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -5,6 +5,7 @@ back sends the same one again: it signs one vote per round in its life, and neve
 Two slots are written in turn, each with its digest, so that one of them is whole whatever happens.
 """
 
+import errno
 import hashlib
 import os
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cyber0.errors import InvalidConfig, InvalidParameters
-from cyber0.files import lock_folder, write_atomically
+from cyber0.files import lock_folder, make_folder, naming, write_atomically
 from cyber0.protocol.messages import Vote
 from cyber0.protocol.signing import PrivateKey, key_beside, new_key
 from cyber0.replay.weights import Weights
@@ -69,7 +70,7 @@ class Store:
         self._slots: list[StoredVote | None] = [None, None]
         if folder is not None:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
                 self._lock = lock_folder(folder, "client")
                 (folder / "votes").touch(mode=0o600)
                 self._file = (folder / "votes").open("r+b", buffering=0)
@@ -96,15 +97,17 @@ class Store:
         """Store a vote; it is on disk when this returns."""
         slot = stored.vote.round % 2
         self._slots[slot] = stored
-        if self._file is not None:
+        if self.folder is not None:
             data = stored.to_bytes()
-            self._write(0, len(data).to_bytes(8, "little"))
-            self._write(8 + slot * len(data), data)
-            os.fsync(self._file.fileno())
+            with naming(self.folder / "votes"):
+                self._write(0, len(data).to_bytes(8, "little"))
+                self._write(8 + slot * len(data), data)
+                os.fsync(self._file.fileno())
 
     def _write(self, place: int, data: bytes) -> None:
         self._file.seek(place)
-        self._file.write(data)
+        if self._file.write(data) < len(data):  # without a buffer, a disk that becomes full is no error yet
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     @property
     def signed(self) -> list[StoredVote]:

@@ -24,12 +24,12 @@ Version 1 ends with the seal, and has roster and layout in the identity.
 """
 
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 from cyber0.errors import Cyber0Error, InvalidExport, InvalidIdentity, InvalidLedger
+from cyber0.files import write_atomically
 from cyber0.protocol.chain import Anchor, Seal, ballots_hash
 from cyber0.protocol.identity import Identity, layout_bytes
 from cyber0.protocol.ledger import ExportedRun, Ledger, Report
@@ -243,13 +243,8 @@ def write(path: Path, run: ExportedRun) -> int:
     True
     """
     data = to_bytes(run)
-    draft = path.with_name(path.name + ".tmp")
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_atomically(path, data)
     except OSError as error:
         raise InvalidExport(f"cannot write {path}: {error.strerror}") from None
     return len(data)

@@ -39,7 +39,7 @@ def convert(weights: Weights, manifest: Manifest) -> Weights:
     """
     if len(missing := missing_tensors(weights, manifest)) == len(manifest.entries):
         raise InvalidParameters(f"the weights have no tensor {missing[0]!r}, which the run trains")
-    if all(_as_it_is(weights, entry) for entry in manifest.entries):
+    if all(weights.header.get(entry.name, {}).get("dtype") == NAMES[entry.dtype] for entry in manifest.entries):
         return weights
     wanted = {entry.name: entry for entry in manifest.entries}
     kept = [name for name in weights.header if name not in wanted and name != "__metadata__"]
@@ -49,10 +49,6 @@ def convert(weights: Weights, manifest: Manifest) -> Weights:
 
 
 Part = tuple[str, dict[str, Any], NDArray[np.uint8]]
-
-
-def _as_it_is(weights: Weights, entry: Entry) -> bool:
-    return weights.header.get(entry.name, {}).get("dtype") == NAMES[entry.dtype]
 
 
 def _trained(weights: Weights, entry: Entry) -> Part:

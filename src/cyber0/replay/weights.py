@@ -5,7 +5,6 @@ and place; the tensors' bytes.
 """
 
 import json
-import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.errors import InvalidParameters
+from cyber0.files import write_atomically
 from cyber0.parameters import Entry, Manifest, Parameters
 
 __all__ = ["Weights"]
@@ -103,14 +103,8 @@ class Weights:
         """Write a file atomically."""
         text = json.dumps(self.header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        draft = path.with_name(path.name + ".tmp")
         try:
-            with draft.open("wb") as file:
-                file.write(len(text).to_bytes(8, "little") + text)
-                file.write(self.data.data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
+            write_atomically(path, len(text).to_bytes(8, "little") + text, self.data.data)
         except OSError as error:
             raise InvalidParameters(f"cannot write {path}: {error.strerror}") from None
 

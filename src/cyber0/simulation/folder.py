@@ -25,7 +25,7 @@ from cyber0.callbacks import Round
 from cyber0.config import RunConfig, load
 from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
-from cyber0.files import lock_folder, write_atomically
+from cyber0.files import draft_of, lock_folder, make_folder, naming, write_atomically
 from cyber0.simulation.history import pack_rounds, unpack_rounds
 
 __all__ = ["Line", "RunFolder"]
@@ -36,7 +36,7 @@ Line = dict[str, Any]
 
 
 class RunFolder:
-    """A run's folder. `new`, `resume` and `begun` hold it for writing, by one process at a time; `read` only looks.
+    """A run's folder. `new`, `resume` and `begun` lock it for writing by this process; `read` does not.
 
     >>> from tempfile import mkdtemp
     >>> folder = RunFolder.new(Path(mkdtemp()) / "run", RunConfig(rounds=2))
@@ -58,13 +58,14 @@ class RunFolder:
     def new(cls, path: Path, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run; one that holds files of another run is refused, and left as it is."""
         with _writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             lock = lock_folder(path, "run")
             for name in FILES:
                 if (path / name).exists():
                     lock.close()
                     raise InvalidConfig(
-                        f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}"
+                        f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}, "
+                        "in Python by resume=True"
                     )
             write_atomically(path / "config.toml", config.to_toml())
         return cls(path, config, lock)
@@ -106,7 +107,7 @@ class RunFolder:
         It is the same run wherever its data and its model are, and on any device.
         """
         with _writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             lock = lock_folder(path, "run")
             try:
                 if cls.configuration(path).same_run(config):
@@ -119,7 +120,7 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: Path) -> "RunFolder":
-        """Look into the folder of a run, which may be going on."""
+        """Read the folder of a run, which may still be going on."""
         return cls(path, cls.configuration(path))
 
     @staticmethod
@@ -153,13 +154,13 @@ class RunFolder:
     def aggregates(self, rows: int, width: int) -> NDArray[np.float32]:
         """Return what was aggregated up to the last evaluation, [rounds, rows, width].
 
-        What came after it is cut off by whoever holds the folder.
+        If the folder is locked for writing, what came after that is cut off.
         """
         scalars = self.path / "scalars.f32"
         size = (self.lines[-1]["round"] if self.lines else 0) * rows * width * 4
         found = scalars.stat().st_size if scalars.exists() else 0
         if found < size:
-            raise InvalidConfig(f"{scalars} has {found} bytes, but metrics.jsonl tells of {size}: it was cut off")
+            raise InvalidConfig(f"{scalars} has {found} bytes, but {size} by metrics.jsonl: it was cut off")
         if found > size and self._lock is not None:
             os.truncate(scalars, size)
         data = scalars.read_bytes()[:size] if size else b""
@@ -176,19 +177,19 @@ class RunFolder:
 
         `rounds` are those whose votes are to be kept, `attack` is what an attack with memory remembers.
         """
-        with (self.path / "scalars.f32").open("ab") as file:
+        scalars, metrics = self.path / "scalars.f32", self.path / "metrics.jsonl"
+        with naming(scalars), scalars.open("ab") as file:
             file.write(np.asarray(aggregates, dtype="<f4").tobytes())
             file.flush()
             os.fsync(file.fileno())  # no evaluation outlives what led to it, even where the machine goes down
         if rounds:
             (self.path / "votes").mkdir(exist_ok=True)
-            draft = self.path / "votes" / "draft.tmp"
-            with draft.open("wb") as file:
+            votes = self.path / "votes" / f"{rounds[0].number:010}.npz"
+            with draft_of(votes) as draft, draft.open("wb") as file:
                 np.savez_compressed(file, **pack_rounds(rounds, self.config.clients))
-            draft.replace(self._votes(rounds[0].number))  # half a file would keep the run from being resumed
         if attack is not None:
             write_atomically(self._attack(line["round"]), json.dumps(attack))
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with naming(metrics), metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         if attack is not None:
             for other in self.path.glob("attack-*.json"):
@@ -214,26 +215,26 @@ class RunFolder:
 
     def finish(self, summary: Line, tensors: dict[str, Any]) -> None:
         """Write the final weights and the outcome."""
-        draft = self.path / "model.safetensors.tmp"
-        draft.touch()
-        mode = draft.stat().st_mode  # as the user's umask has it: safetensors writes files that only the owner can read
-        require("safetensors.torch", extra="train").save_file(tensors, draft)
-        draft.chmod(mode)
-        draft.replace(self.weights)
+        safetensors = require("safetensors", extra="train")
+        with draft_of(self.weights) as draft:
+            draft.touch()
+            mode = draft.stat().st_mode  # the user's umask: safetensors writes files that only the owner can read
+            try:
+                require("safetensors.torch", extra="train").save_file(tensors, draft)
+            except safetensors.SafetensorError as error:  # such as a full disk
+                raise InvalidConfig(f"cannot write {self.weights}: {error}") from None
+            draft.chmod(mode)
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
     def clear(self) -> None:
-        """Forget what was played."""
+        """Remove all that was played."""
         _clear(self.path)
         self.lines = []
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder, so that another process can write to it."""
         if self._lock is not None:
             self._lock.close()
-
-    def _votes(self, first: int) -> Path:
-        return self.path / "votes" / f"{first:010}.npz"
 
     def _attack(self, rounds: int) -> Path:
         return self.path / f"attack-{rounds}.json"

@@ -45,7 +45,7 @@ class History:
         return f"History({len(self.evaluations)} evaluations{kept})"
 
     def frame(self) -> Any:
-        """Return the evaluations as a pandas table, a row for each; metrics of one's own have columns of their own."""
+        """Return the evaluations as a pandas table, a row for each; the user's metrics have columns of their own."""
         rows = [
             {
                 **{key: value for key, value in line.items() if key not in (*ORIGIN, "metrics")},

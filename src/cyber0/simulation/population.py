@@ -51,7 +51,7 @@ class Population:
         if self.corrupt_labels is not None and self.byzantine:
             held = np.concatenate(self.shares[-self.byzantine :])
             if self.dataset.classes is None:
-                raise InvalidAttack("labels of this task are no classes: an attack on labels needs a classification")
+                raise InvalidAttack("labels of this task are not classes: an attack on labels needs classes")
             labels[held] = self.corrupt_labels(labels[held], self.dataset.classes)
         self.inputs, *self.test = on_device(self.dataset, self.device)
         self.labels = torch.as_tensor(labels).to(self.device)

@@ -19,6 +19,7 @@ from cyber0.simulation.history import History
 from cyber0.simulation.metrics import Keep, MetricsLog
 from cyber0.simulation.result import Result
 from cyber0.simulation.simulation import Simulation
+from cyber0.tasks.convert import GIVEN
 from cyber0.tasks.partition import PARTITIONS, Partition
 from cyber0.tasks.task import Task
 
@@ -60,7 +61,7 @@ def run(
     config = _named(config, rule, attack, partition)
     if resume and path is None:
         raise InvalidConfig("resume = True: say by `out` which folder's run to continue")
-    folder = None if path is None else RunFolder.resume(path, config) if resume else RunFolder.new(path, config)
+    folder = None if path is None else _resumed(path, config, task) if resume else RunFolder.new(path, config)
     with nullcontext() if folder is None else closing(folder):
         simulation = Simulation(config, task, rule=rule, attack=attack, split=partition)
         record = Record(simulation) if config.algorithm == "cyber0" else None
@@ -108,8 +109,8 @@ def open_run(
     summary = folder.summary
     if summary is None:
         raise InvalidConfig(
-            f"{path} holds a run that has not ended: continue it with cyber0 run --resume {path}, or in Python by "
-            "cyber0.run(..., out=..., resume=True)"
+            f"{path} holds a run that has not ended: continue it with cyber0 run --resume {path}, or in Python by the "
+            "call that began it, with resume=True"
         )
     if not folder.lines:
         raise InvalidConfig(f"{folder.path / 'metrics.jsonl'} is missing or empty: the run has lost its evaluations")
@@ -146,6 +147,17 @@ def _folder(out: Any) -> Path:
     if not isinstance(out, str | Path) or not str(out).strip() or "\0" in str(out):
         raise InvalidConfig(f"out = {out!r}: name a folder, as out='runs/first'")
     return Path(out)
+
+
+def _resumed(path: Path, config: RunConfig, task: Task | None) -> RunFolder:
+    """Open the folder of a run to be resumed; refuse one whose model and data are needed, and not given again."""
+    lines = RunFolder.read(path).lines
+    if task is None and lines and lines[0].get("data") == GIVEN:
+        raise InvalidConfig(
+            f"{path} holds a run of a model and data that were given in Python ({config.task}): continue it in Python, "
+            f"by the same call of cyber0.simulate with out={str(path)!r} and resume=True"
+        )
+    return RunFolder.resume(path, config)
 
 
 def _named(config: RunConfig, rule: Any, attack: Any, partition: Any) -> RunConfig:

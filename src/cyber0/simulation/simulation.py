@@ -103,9 +103,11 @@ class Simulation:
             self.attack.reports = {}  # those of an earlier round say nothing about this one
             return votes
         rule = aggregation.with_memory(self.rule, self.memory)
-        sent = self.attack.mount(_double(votes), liars, rule, self.config.byzantine, round=t, model=self._known_model())
+        xp = namespace(votes)
+        doubles = xp.astype(votes, xp.float64)
+        sent = self.attack.mount(doubles, liars, rule, self.config.byzantine, round=t, model=self._known_model())
         with np.errstate(over="ignore"):
-            return namespace(votes).astype(sent, votes.dtype)
+            return xp.astype(sent, votes.dtype)
 
     def conclude(self, t: int, present: Indices, honest: Any, sent: Any, aggregate: Any = None) -> Round:
         """Admit votes, aggregate them unless `aggregate` is what comes of that, and advance the global model."""
@@ -183,7 +185,3 @@ def learner_of(config: RunConfig, world: World) -> type[Learner]:
 def placed(votes: torch.Tensor) -> Any:
     """Return votes where rules are the quickest: as NumPy, unless they are many and on a device."""
     return votes if votes.is_cuda and votes.shape[-1] >= WIDE else votes.cpu().numpy()
-
-
-def _double(votes: Any) -> Any:
-    return namespace(votes).astype(votes, namespace(votes).float64)

@@ -17,7 +17,7 @@ from typing import Any
 from cyber0.config import RunConfig, load
 from cyber0.errors import InputError, InvalidConfig
 from cyber0.extras import require
-from cyber0.files import lock_folder, write_atomically
+from cyber0.files import lock_folder, make_folder, naming, write_atomically
 from cyber0.protocol.export import write as write_export
 from cyber0.protocol.ledger import ExportedRun
 from cyber0.study.recipe import Labels, Recipe
@@ -44,7 +44,7 @@ class StudyFolder:
         """Open the folder for a recipe and its runs, which are `jobs_of(recipe, {})` if not given."""
         self.path, self.unfinished, self.recipe = path, path / "unfinished", recipe
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             others = sorted(found.name for found in path.iterdir() if found.name not in (".lock", "runs"))
             if others and not (path / "study.toml").exists():
                 raise InvalidConfig(f"{path} holds something else ({others[0]}): name another folder")
@@ -99,7 +99,8 @@ class StudyFolder:
 
     def log(self, line: dict[str, Any]) -> None:
         """Add a line to the log of when the study was worked on."""
-        with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
+        log = self.path / "log.jsonl"
+        with naming(log), log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def results(self, jobs: list[Job]) -> Results:

@@ -19,10 +19,11 @@ from cyber0.tasks.meaning import digest
 from cyber0.tasks.task import Metric, Task
 from cyber0.user_code import calling, label_of
 
-__all__ = ["task_of"]
+__all__ = ["GIVEN", "task_of"]
 
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
+GIVEN = "data given in Python"
 REQUIRED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -36,7 +37,7 @@ def task_of(
     classes: int | Sequence[str] | None = None,
     name: str | None = None,
 ) -> Task:
-    """Make a task of a model and data of one's own.
+    """Return the task of training a model on data that a user gives.
 
     Args:
         model: A module, which is copied; or a class or function that returns one, called with the run's seed if it
@@ -47,8 +48,8 @@ def task_of(
             By default the cross-entropy of classes.
         metrics: Functions of all outputs and all targets of an evaluation, by name, each returning a number.
         classes: How many there are, or their names in the order of their numbers; by default one more than the largest
-            label. Targets are classes if they are integers, one
-            for each sample, or if `loss` is not given, or if `classes` is.
+            label. Targets are classes if they are integers, one for each sample, or if `loss` is not given, or if
+            `classes` is.
         name: What reports call the task; by default the model's name.
 
     >>> x = torch.arange(12).reshape(6, 2) / 12
@@ -71,7 +72,7 @@ def task_of(
     _check_alike(trained, tested, ("train", "test"))
     names = None if classes is None or isinstance(classes, int | np.integer) else [str(each) for each in classes]
     known = _classes(trained[1], tested[1], loss, len(names) if names else classes)
-    dataset = Dataset(*trained, *tested, classes=known, source="data given in Python", shares=shares)
+    dataset = Dataset(*trained, *tested, classes=known, source=GIVEN, shares=shares)
     refuse_not_finite(dataset.train_inputs, "train inputs")
     refuse_not_finite(dataset.train_labels, "train targets")
     refuse_not_finite(dataset.test_inputs, "test inputs")
@@ -97,7 +98,7 @@ def _with_floats(pair: Pair) -> Pair:
 
 
 def _classes(trained: Array, tested: Array, loss: Loss | None, classes: Any) -> int | None:
-    """Return how many classes there are; None where targets are no classes."""
+    """Return how many classes there are; None where targets are not classes."""
     integer = trained.dtype.kind in "biu" and tested.dtype.kind in "biu"
     if classes is None and (loss is None or (integer and trained.ndim == 1)):
         if not integer:
@@ -139,7 +140,7 @@ def _builder(model: nn.Module | Callable[..., nn.Module]) -> Callable[[int], nn.
 
 
 def _constructor(model: nn.Module | Callable[..., nn.Module]) -> Callable[[int], nn.Module]:
-    """Return how a new model is had of a seed: by a copy, or by a call with the seed if it is asked for."""
+    """Return a function that makes a new model from a seed: by a copy, or by a call, with the seed if it takes one."""
     if isinstance(model, nn.Module):
         return lambda _: deepcopy(model)
     if not callable(model):
@@ -241,7 +242,7 @@ def _stacked(values: list[Any], what: str) -> Array:
 
 
 def _check_alike(one: Pair, other: Pair, names: tuple[str, str]) -> None:
-    """Refuse inputs of two parts that have not the same shape."""
+    """Refuse two parts whose inputs differ in shape."""
     if one[0].shape[1:] != other[0].shape[1:]:
         raise InvalidData(
             f"an input has shape {one[0].shape[1:]} in {names[0]} and {other[0].shape[1:]} in {names[1]}: give inputs "

@@ -32,7 +32,7 @@ class Dataset:
         train_labels: [samples], or [samples, ...] where a sample has many.
         test_inputs: As `train_inputs`; rows may have another length.
         test_labels: As `train_labels`.
-        classes: How many classes there are; None where labels are no classes.
+        classes: How many classes there are; None where labels are not classes.
         source: Where the data come from, in words.
         shares: The training samples that each client holds; None where a partition decides.
         lengths: A function of inputs that returns how much of each row counts; None where all of it does.
@@ -84,7 +84,7 @@ labels - 1
 
     @property
     def strata(self) -> Indices:
-        """Return what a partition deals training samples by: their labels, or zeros where labels are no classes."""
+        """Return what a partition deals training samples by: their labels, or zeros where labels are not classes."""
         if self.classes is not None and self.train_labels.ndim == 1:
             return self.train_labels
         return np.zeros(len(self.train_labels), dtype=np.int64)

@@ -58,7 +58,7 @@ def _reason(error: Any) -> str:
 
 def _fetch_from(mirror: str, file: DataFile, into: Path) -> None:
     if not mirror.startswith(("http://", "https://")):
-        raise InvalidData("a mirror's address begins with http:// or https://")
+        raise InvalidData("a mirror's address must begin with http:// or https://")
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=into)
     try:
         with os.fdopen(handle, "wb") as out, urlopen(f"{mirror}/{file.name}", timeout=TIMEOUT) as answer:  # noqa: S310

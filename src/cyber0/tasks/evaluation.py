@@ -16,11 +16,7 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The mean loss of a model on some samples, its accuracy where there are classes, and the user's metrics by name.
-
-    >>> Evaluation(loss=0.5, accuracy=None, metrics={"mae": 0.3}, samples=100).metrics["mae"]
-    0.3
-    """
+    """The mean loss of a model on some samples, its accuracy where there are classes, and the metrics of the user."""
 
     loss: float
     accuracy: float | None

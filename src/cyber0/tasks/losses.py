@@ -27,9 +27,9 @@ Loss = Callable[[Any, Tensor], Tensor]
 class OutputLoss:
     """Losses that depend on the model through its outputs alone: `loss(outputs, targets)`, one value for each sample.
 
-    Called as losses(model, (inputs, targets)), as any other losses of a task; who has the outputs already calls `of`.
-    Further axes of what `loss` returns, as the tokens of a text or the pixels of an image, are averaged. `given` is the
-    user's object that `loss` was made of, which errors name.
+    Called as losses(model, (inputs, targets)), like any other losses of a task; code that already has the outputs calls
+    `of`. Further axes of what `loss` returns, such as the tokens of a text or the pixels of an image, are averaged.
+    `given` is the user's object that `loss` was made of, which errors name.
 
     >>> squares = OutputLoss(lambda outputs, targets: (outputs - targets) ** 2)
     >>> squares(nn.Identity(), (torch.tensor([[1.0, 2.0], [3.0, 3.0]]), torch.zeros(2, 2)))
@@ -60,7 +60,7 @@ class OutputLoss:
 
 
 def not_per_sample(values: Any, samples: int) -> str:
-    """Say what is wrong with losses that are not one value for each sample.
+    """Return what is wrong with losses that are not one value for each sample.
 
     >>> not_per_sample(torch.tensor(0.5), samples=4)
     "gave a single number for 4 samples: it must give one value for each of them, as torch's losses do with \
@@ -87,7 +87,7 @@ cross_entropy = OutputLoss(_cross_entropy)
 def output_loss(loss: Loss) -> OutputLoss:
     """Return a user's loss(outputs, targets) as the losses of a task.
 
-    A loss with a `reduction`, a torch function or a module as torch.nn.MSELoss(), is made to give a value for each
+    A loss with a `reduction`, a torch function or a module such as torch.nn.MSELoss(), is made to give a value for each
     sample; a module is copied, not changed.
 
     >>> output_loss(nn.functional.mse_loss).of(torch.tensor([1.0, 3.0]), torch.zeros(2))

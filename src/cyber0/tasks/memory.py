@@ -66,11 +66,7 @@ class RowReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes that training needs: for weights, which is known, and for activations, which is a guess.
-
-    >>> Need(weights=3 * 2**30, activations=2**29).total
-    3758096384
-    """
+    """Bytes that training needs: for weights, which is known, and for activations, which is a guess."""
 
     weights: int
     activations: int = 0

@@ -37,6 +37,7 @@ MEASURED = (  # columns of a history, which metrics must not replace
     *("round", "accuracy", "loss", "votes", "skipped", "seconds"),
     *(f"{unit}_{way}_per_client" for unit in ("scalars", "bytes") for way in ("up", "down")),
 )
+MIXED = 0.05  # of the largest output: a change beyond it is no matter of rounding, not even in half precision
 TRIAL = 4  # samples that a new model is tried out on
 ALONE = RLock()  # torch's generators belong to the whole process
 
@@ -132,8 +133,8 @@ def _try_out(task: Task, model: nn.Module) -> None:
     given = f" (on inputs of shape {tuple(inputs.shape)}, {inputs.dtype})"
     with torch.no_grad():
         with calling("model", model, given):
-            outputs, again = model(inputs), model(inputs)
-        _check_repeatable(model, outputs, again)
+            outputs = model(inputs)
+            _check_repeatable(model, inputs, outputs)
         losses = task.losses
         if isinstance(losses, OutputLoss):
             _check_outputs(task.dataset, model, outputs, targets)
@@ -146,15 +147,33 @@ def _try_out(task: Task, model: nn.Module) -> None:
         raise InvalidUserCode(f"losses {label_of(losses)} {not_per_sample(values, len(targets))}")
 
 
-def _check_repeatable(model: nn.Module, outputs: Any, again: Any) -> None:
-    """Refuse a model that gives other outputs each time: what it changes along a direction cannot be measured."""
-    if not isinstance(outputs, torch.Tensor) or outputs.shape != again.shape:
+def _check_repeatable(model: nn.Module, inputs: torch.Tensor, outputs: Any) -> None:
+    """Refuse a model whose outputs for a sample are others each time, or depend on the other samples of its batch.
+
+    What changes along a direction could not be measured of the first; the second would mix the samples of clients that
+    are measured together, and would evaluate otherwise in batches of another size.
+    """
+    if not isinstance(outputs, torch.Tensor):
         return
-    if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+    samples = len(inputs)
+    fewer = samples - 1 if samples > 2 and outputs.shape[:1] == (samples,) else samples
+    part: Any = model(inputs[:fewer])
+    if _close(part, outputs[:fewer]):
+        return
+    if not _close(model(inputs), outputs):
         raise InvalidUserCode(
             f"model {label_of(model)} gives other outputs each time for the same inputs: it must not draw at random in "
             "evaluation mode, as torch.nn.Dropout does not"
         )
+    if part.shape == outputs[:fewer].shape and (part - outputs[:fewer]).abs().max() > MIXED * outputs.abs().max():
+        raise InvalidUserCode(
+            f"model {label_of(model)} gives other outputs for a sample when the rest of its batch is another: they "
+            "must depend on that sample alone; use torch.nn.GroupNorm, or BatchNorm with track_running_stats=True"
+        )
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _check_outputs(dataset: Dataset, model: nn.Module, outputs: Any, targets: torch.Tensor) -> None:

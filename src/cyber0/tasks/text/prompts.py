@@ -46,11 +46,7 @@ FILTERS: dict[str, Callable[[str], str]] = {
 
 
 class Files(BaseModel):
-    """Where rows lie, and the column that holds their labels.
-
-    >>> Files(train="reviews.csv").label
-    'label'
-    """
+    """Where rows lie, and the column that holds their labels."""
 
     model_config = STRICT
     label: str = "label"

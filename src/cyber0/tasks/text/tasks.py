@@ -37,7 +37,7 @@ PROBE = "The QUICK brown fox's na\u00efve  caf\u00e9: 3.14 + 2,718 = ?\n\tIt was
 class Options(BaseModel):
     """The options of any task on texts.
 
-    Args:
+    Attributes:
         shots: How many samples of each class to train on; None for all, and all of a class that has fewer.
         seed: Decides which samples these are.
         tests: How many test samples to use at most.
@@ -49,9 +49,6 @@ class Options(BaseModel):
         normalise: Whether a pooled head scales sentence embeddings to length one; by default as the folder says.
         scale: What a pooled head multiplies its logits with.
         holdout: The share of rows to test on, chosen by seed, if there are no test rows.
-
-    >>> Options(shots=16).head
-    'auto'
 
     """
 
