@@ -40,7 +40,7 @@ def identity(*, keep_votes=True, bf16=False, signs=True, **options):
     return Identity.of(agreement, ROSTER, parameters(bf16=bf16), keep_votes=keep_votes, **whose)
 
 
-def ballot(run, roster, link, round, client, verdict, values, reason=""):  # noqa: A002
+def ballot(run, roster, link, round, client, verdict, values, reason=""):
     """A ballot, signed with the key that its client has on the roster."""
     statement = vote_statement(run.digest, round, link, hashlib.sha256(values).digest())
     signature = sign(OWNERS[roster.key(client)], statement) if run.signs else b""

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from cyber0.errors import RejectedMessage
 from cyber0.protocol import wire_pb2
-from cyber0.protocol.codec import LIMIT, catch_up, decode_from_client, decode_from_federator, encode, size_limit
+from cyber0.protocol.codec import LIMIT, decode_from_client, decode_from_federator, encode, size_limit
 from cyber0.protocol.messages import (
     Ask,
+    Audit,
     Bye,
     CatchUp,
     Committed,
@@ -19,7 +20,9 @@ from cyber0.protocol.messages import (
     Evaluation,
     Hello,
     Invitation,
+    Page,
     Rejection,
+    Request,
     RoundOpen,
     Vote,
     Welcome,
@@ -32,6 +35,11 @@ scalars = st.integers(0, 20).flatmap(lambda n: st.binary(min_size=4 * n, max_siz
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=100)
 names = words.filter(lambda name: name and name.isprintable())
 numbers = st.floats(allow_nan=False)
+keys = st.just(b"") | st.binary(min_size=32, max_size=33)
+signatures = st.just(b"") | st.binary(min_size=64, max_size=64)
+hashes = st.integers(0, 4).flatmap(lambda n: st.binary(min_size=32 * n, max_size=32 * n))
+anchors = st.just(b"") | st.binary(min_size=96, max_size=96)
+texts = st.binary(max_size=100)
 verdicts = st.sampled_from(["counted", "equivocation", "late", "rejected"])
 
 from_client = st.one_of(
@@ -46,19 +54,24 @@ from_client = st.one_of(
         st.booleans(),
         st.booleans(),
         rounds,
-        st.binary(max_size=100),
+        texts,
+        texts,
+        keys,
     ),
     st.builds(Ask, rounds),
-    st.builds(Done, rounds, st.integers(0, 2**64 - 1)),
-    st.builds(Vote, rounds, scalars, st.none() | st.integers(0, 2**64 - 1)),
+    st.builds(Audit, rounds, rounds),
+    st.builds(Request, texts),
+    st.builds(Done, rounds, st.integers(0, 2**64 - 1), signatures),
+    st.builds(Vote, rounds, scalars, st.none() | st.integers(0, 2**64 - 1), signatures),
     st.builds(Evaluation, rounds, st.none() | st.floats(0, 1), numbers, st.integers(1, 2**32 - 1)),
 )
 from_federator = st.one_of(
-    st.builds(Invitation, st.binary(), rounds),
-    st.builds(Welcome, st.binary(), rounds, rounds),
+    st.builds(Invitation, st.binary(), keys, texts, rounds),
+    st.builds(Welcome, st.binary(), rounds, st.binary(), rounds),
     st.builds(RoundOpen, rounds),
-    st.builds(Committed, rounds, scalars),
-    st.builds(CatchUp, rounds, scalars),
+    st.builds(Committed, rounds, scalars, hashes, signatures, texts),
+    st.builds(CatchUp, rounds, scalars, hashes, signatures, texts, anchors),
+    st.builds(Page, rounds, rounds, texts, st.booleans()),
     st.builds(Rejection, rounds, verdicts, words, st.booleans()),
     st.builds(Bye, words, st.booleans(), st.booleans(), st.booleans()),
 )
@@ -127,11 +140,15 @@ def test_the_limit_leaves_room_for_every_vote(number):
         (Hello("", bytes(32), bytes(32)), "hello.name = '' must be 1 to 100 printable characters"),
         (Hello("alice", bytes(31), bytes(32)), "hello.manifest = .* must be a digest of 32 bytes"),
         (Hello("alice", bytes(32), bytes(32), head=b"x"), "hello.head = b'x' must be a digest of 32 bytes, or empty"),
+        (Hello("alice", bytes(32), bytes(32), key=b"x"), "hello.key = b'x' must be a public key of 32 or 33 bytes"),
+        (Vote(0, bytes(4), signature=b"x"), "vote.signature = b'x' must be 64 bytes, or empty"),
+        (Request(bytes(2**16 + 1)), "request.change = .* must be at most 65536 bytes"),
         (Vote(0, bytes(7)), "vote.scalars = .* must be float32 numbers of 4 bytes each"),
         (Evaluation(0, 1.5, 0.0, 1), "evaluation.accuracy = 1.5 must be a number from 0 to 1"),
         (Evaluation(0, 0.5, float("nan"), 1), "evaluation.loss = nan must be a number"),
         (Evaluation(0, 0.5, 0.0, 0), "evaluation.samples = 0 must be at least 1"),
     ],
+    ids=["name", "manifest", "head", "key", "signature", "change", "scalars", "accuracy", "loss", "samples"],
 )
 def test_a_rejection_names_the_field_and_what_is_right(message, reason):
     with pytest.raises(RejectedMessage, match=reason):
@@ -151,21 +168,26 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path):
 
 def test_no_message_of_the_other_side():
     with pytest.raises(RejectedMessage):
-        decode_from_client(encode(Bye("a federator's word")))
+        decode_from_client(encode(Page(0, 0, b"a federator's word")))
 
 
 def test_a_vote_is_small():
     assert len(encode(Vote(2**32 - 2, bytes(32), 2**64 - 1))) <= 51
     assert len(encode(Vote(20_000, bytes(32)))) <= 40
+    assert len(encode(Vote(20_000, bytes(32), signature=bytes(64)))) <= 40 + 66
 
 
-@given(st.integers(0, 1000), st.integers(1, 5), st.integers(0, 40), st.integers(1, 100))
-def test_catch_ups_hold_all_commits_in_order(first, size, count, chunk):
-    commits = [bytes([number] * 4 * size) for number in range(count)]
-    messages = list(catch_up(first, commits, chunk))
-    expected = first
-    for message in messages:
-        assert message.first == expected
-        assert len(message.scalars) <= max(chunk, 4 * size)
-        expected += len(message.scalars) // (4 * size)
-    assert b"".join(message.scalars for message in messages) == b"".join(commits)
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Committed(0, bytes(4), bytes(31)), "committed.ballots = .* must be hashes of 32 bytes each"),
+        (Committed(0, bytes(4), bytes(32), bytes(63)), "committed.signature = .* must be 64 bytes, or empty"),
+        (CatchUp(0, bytes(4), anchor=bytes(95)), "catch_up.anchor = .* must be 96 bytes, or empty"),
+        (CatchUp(0, bytes(4), changes=bytes(2**16 + 1)), "catch_up.changes = .* must be at most 65536 bytes"),
+        (Invitation(b"", bytes(31)), "invitation.federator = .* must be a public key of 32 or 33 bytes, or empty"),
+    ],
+    ids=["ballots", "signature", "anchor", "changes", "federator"],
+)
+def test_a_rejection_of_what_the_federator_sends(message, reason):
+    with pytest.raises(RejectedMessage, match=reason):
+        decode_from_federator(encode(message))

@@ -81,11 +81,7 @@ def _end(ledger: Ledger, rounds: int) -> tuple[Roster, Anchor | None, bytes]:
     """Return the roster after so many rounds, and what the last link was made of, and its signature."""
     (written,) = ledger.written(rounds - 1, rounds)
     if rounds == ledger.imported:
-        return (
-            ledger.roster if rounds == ledger.head.rounds else ledger.identity.roster,
-            ledger.anchor,
-            written.signature,
-        )
+        return ledger.adopted, ledger.anchor, written.signature
     roster = roster_after(ledger, rounds)
     before = ledger.head_at(rounds - 1).link or bytes(32)
     return roster, Anchor(before, ballots_hash(written.decision.ballots), roster.digest), written.signature

@@ -159,7 +159,7 @@ class Identity:
             canonical_data = canonical(fields)
         except InvalidIdentity:
             raise
-        except (Cyber0Error, TypeError, ValueError, KeyError) as error:
+        except (Cyber0Error, TypeError, ValueError, KeyError, AttributeError) as error:
             raise InvalidIdentity(f"the identity cannot be used: {error}") from None
         if canonical_data != data:
             raise InvalidIdentity("the identity is not written in the canonical way")
@@ -275,7 +275,7 @@ def _second(fields: dict[str, Any], roster: bytes, layout: bytes) -> Identity:
     who = Roster.from_bytes(roster)
     if who.digest.hex() != fields["roster"]:
         raise InvalidIdentity(f"roster = {fields['roster']} is not the digest of the roster, {who.digest.hex()}")
-    if not isinstance(fields["semantics"], int) or not 1 <= fields["semantics"] <= SEMANTICS:
+    if type(fields["semantics"]) is not int or not 1 <= fields["semantics"] <= SEMANTICS:
         raise InvalidIdentity(f"semantics = {fields['semantics']!r}: this version of cyber0 knows 1 to {SEMANTICS}")
     return Identity(
         _agreement(fields),

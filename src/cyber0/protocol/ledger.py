@@ -175,6 +175,11 @@ class Ledger(Protocol):
         ...
 
     @property
+    def adopted(self) -> Roster:
+        """The roster after the rounds that were imported; the first one where none were."""
+        ...
+
+    @property
     def anchor(self) -> Anchor | None:
         """Of a run that was imported: what the link after the last imported round was made of, if that is known."""
         ...
@@ -230,6 +235,7 @@ class Memory:
         self._written: list[Written] = []
         self._seals: dict[int, Seal] = {}
         self._roster: Roster | None = None
+        self._adopted: Roster | None = None
         self._anchor: Anchor | None = None
         self._reports: dict[str, Report] = {}
         self._certificates: dict[bytes, None] = {}
@@ -271,7 +277,8 @@ class Memory:
         """As in `Ledger`."""
         self.found(run.identity)
         self._written.extend(imported_rounds(run))
-        self._imported, self._roster, self._anchor = run.rounds, run.roster, run.anchor
+        self._imported, self._anchor = run.rounds, run.anchor
+        self._roster = self._adopted = run.roster
         self._reports = {report.client: report for report in run.reports}
         self._certificates = dict.fromkeys(run.certificates)
         if run.seal is not None:
@@ -334,6 +341,11 @@ class Memory:
     def certificates(self) -> list[bytes]:
         """As in `Ledger`."""
         return list(self._certificates)
+
+    @property
+    def adopted(self) -> Roster:
+        """As in `Ledger`."""
+        return self._adopted or self.identity.roster
 
     @property
     def anchor(self) -> Anchor | None:

@@ -14,11 +14,13 @@ from typing import Any, Literal, cast, get_args
 
 from cyber0.config import Agreement
 from cyber0.errors import InvalidIdentity, InvalidRoster
+from cyber0.protocol.signing import decoded
 
 __all__ = ["Change", "Roster", "changes_from", "changes_to_bytes"]
 
 Kind = Literal["admit", "revoke", "rotate", "extend", "byzantine", "quorum"]
 DOMAIN = b"cyber0 roster 2\0"
+MOST = 2**32 - 1  # rounds, of which a run has fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,18 @@ class Roster:
     pending: tuple[Change, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        self._check_clients()
+        if not 0 < self.rounds < MOST:
+            raise InvalidIdentity(f"rounds = {self.rounds}: it must be from 1 to {MOST - 1}")
+        if not 0 <= 2 * self.byzantine < len(self.names):
+            raise InvalidIdentity(f"byzantine = {self.byzantine} of {len(self.names)} clients: fewer than half may lie")
+        if not 2 * self.byzantine < self.quorum <= len(self.names):
+            raise InvalidIdentity(
+                f"quorum = {self.quorum} of {len(self.names)} clients: it must be from {2 * self.byzantine + 1} (more "
+                f"than 2 x byzantine) to {len(self.names)}"
+            )
+
+    def _check_clients(self) -> None:
         for name in cast("tuple[Any, ...]", self.names):  # of files of strangers, too
             if not isinstance(name, str) or not 0 < len(name) <= 100:
                 raise InvalidIdentity(f"roster: {name!r} is no client's name, which is text of 1 to 100 characters")
@@ -80,13 +94,6 @@ class Roster:
         if len(set(known)) < len(known):
             first, second, *_ = (n for n, k in zip(self.names, self.keys, strict=True) if k and known.count(k) > 1)
             raise InvalidIdentity(f"roster: {first} and {second} have the same key: every client needs its own")
-        if not 0 <= 2 * self.byzantine < len(self.names):
-            raise InvalidIdentity(f"byzantine = {self.byzantine} of {len(self.names)} clients: fewer than half may lie")
-        if not 2 * self.byzantine < self.quorum <= len(self.names):
-            raise InvalidIdentity(
-                f"quorum = {self.quorum} of {len(self.names)} clients: it must be from {2 * self.byzantine + 1} (more "
-                f"than 2 x byzantine) to {len(self.names)}"
-            )
 
     @classmethod
     def of(
@@ -155,11 +162,12 @@ class Roster:
             if not all(type(number) is int for number in numbers):
                 raise InvalidIdentity("roster: byzantine, quorum and rounds must be integers")
             roster = cls(names, keys, numbers[0], numbers[1], numbers[2], pending)
+            canonical_data = roster.to_bytes()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, InvalidIdentity):
                 raise
             raise InvalidIdentity(f"the roster cannot be read: {error}") from None
-        if roster.to_bytes() != data:
+        if canonical_data != data:
             raise InvalidIdentity("the roster is not written in the canonical way")
         return roster
 
@@ -228,6 +236,8 @@ def _check_change(now: Roster, change: Change) -> None:
         raise InvalidRoster(f"{change.name} cannot be admitted without a key")
     if change.kind == "admit" and now.key(change.name):
         raise InvalidRoster(f"{change.name} is on the roster already: cyber0 rotate gives it a new key")
+    if change.kind in ("admit", "rotate") and decoded(change.key) is None:
+        raise InvalidRoster(f"{change.kind} {change.name}: {change.key.hex()[:16] or 'nothing'} is no public key")
     if change.kind in ("revoke", "rotate") and not known:
         raise InvalidRoster(f"{change.name} is not on the roster: {', '.join(now.names[:20])}")
 
@@ -258,11 +268,12 @@ def changes_from(data: bytes) -> tuple[Change, ...]:
         return ()
     try:
         changes = tuple(map(_change, json.loads(data)))
+        canonical_data = changes_to_bytes(changes)
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, InvalidIdentity):
             raise
         raise InvalidIdentity(f"changes of the roster cannot be read: {error}") from None
-    if changes_to_bytes(changes) != data:
+    if canonical_data != data:
         raise InvalidIdentity("changes of the roster are not written in the canonical way")
     return changes
 

@@ -162,8 +162,7 @@ class File:
     def _roster_at_head(self) -> Roster:
         if self._schema == 1:
             return self.identity.roster
-        imported, adopted = self.imported, _bytes(self._all("SELECT adopted FROM run")[0][0])
-        roster = Roster.from_bytes(adopted) if adopted else self.identity.roster
+        imported, roster = self.imported, self.adopted
         changed = self._all("SELECT round, changes FROM rounds WHERE changes != x'' ORDER BY round")
         at = imported  # the next round whose changes are not made yet
         for number, changes in changed:
@@ -323,10 +322,18 @@ class File:
         return [_bytes(row[0]) for row in self._all("SELECT certificate FROM certificates ORDER BY certificate")]
 
     @property
+    def adopted(self) -> Roster:
+        """As in `Ledger`."""
+        data = b"" if self._schema == 1 else _bytes(self._all("SELECT adopted FROM run")[0][0])
+        return Roster.from_bytes(data) if data else self.identity.roster
+
+    @property
     def anchor(self) -> Anchor | None:
         """As in `Ledger`."""
         data = b"" if self._schema == 1 else _bytes(self._all("SELECT anchor FROM run")[0][0])
-        return Anchor.from_bytes(data) if len(data) == 96 else None
+        if len(data) not in (0, 96):
+            raise InvalidLedger(f"{self.path} is damaged: its anchor has {len(data)} bytes, not 96")
+        return Anchor.from_bytes(data) if data else None
 
     def faults(self) -> list[tuple[int, str]]:
         """As in `Ledger`."""

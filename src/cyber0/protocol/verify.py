@@ -93,12 +93,12 @@ def verify(
     heads = checker.check_rounds(watch)
     report.head = heads[-1]
     if not report.findings:
-        _check_seals(report, seals, heads)
+        _check_seals(report, ledger.identity, seals, heads)
         _check_signer(report, ledger.identity, seals, signer)
         _check_known(report, heads, head)
         _check_expected(report, ledger.identity, expect)
         _check_authority(report, ledger, checker.rosters, authority)
-        _check_reports(report, ledger, checker.roster)
+        _check_reports(report, ledger, heads, checker.rosters)
         _note(report, ledger, own_rule)
     return report
 
@@ -106,8 +106,10 @@ def verify(
 class _Checker:
     def __init__(self, report: Report, ledger: Ledger, own_rule: bool) -> None:
         self.report, self.ledger, self.identity = report, ledger, ledger.identity
-        self.imported, self.roster = ledger.imported, ledger.identity.roster
-        self.rosters = [self.roster]
+        self.imported, self.roster = ledger.imported, ledger.adopted
+        self.rosters = [ledger.identity.roster]
+        if self.roster != ledger.identity.roster:
+            self.rosters.append(self.roster)
         self.previous = b""
         self.rule = rule_of(self.identity, own_rule)
         self.memory = None if self.rule is None else aggregation.begin(self.rule)
@@ -118,6 +120,9 @@ class _Checker:
         heads = [replace(start, link=None) if self.imported else start]
         for number, problem in self.ledger.faults():
             report.findings.append(f"round {number}: it {problem}")
+            return heads
+        if not self.imported and (self.ledger.anchor is not None or len(self.rosters) > 1):
+            report.findings.append("round 0: it has the roster or the link of imported rounds, and none were imported")
             return heads
         for written in self.ledger.written():
             try:
@@ -204,10 +209,12 @@ class _Checker:
             raise Wrong("nothing shows that the commits up to it belong to the link after it")
         if anchor is not None and anchor.following(following.commit) != written.link:
             raise Wrong("the commits up to it do not belong to the link after it")
+        if self.roster.digest != (self.identity.roster.digest if anchor is None else anchor.roster):
+            raise Wrong("the roster after it does not belong to the link after it")
         return replace(following, link=written.link)
 
 
-def _check_seals(report: Report, seals: list[Seal], heads: list[Head]) -> None:
+def _check_seals(report: Report, identity: Identity, seals: list[Seal], heads: list[Head]) -> None:
     for seal in seals:
         if not 0 <= seal.rounds < len(heads):
             report.findings.append(
@@ -216,6 +223,12 @@ def _check_seals(report: Report, seals: list[Seal], heads: list[Head]) -> None:
             )
         elif seal.commit != heads[seal.rounds].commit or heads[seal.rounds].link not in (None, seal.link):
             report.findings.append(f"round {max(seal.rounds - 1, 0)}: the seal after it is on another history")
+        elif identity.signs and not _is_signed(seal, identity):
+            report.findings.append(f"round {max(seal.rounds - 1, 0)}: the seal after it is not signed by the federator")
+
+
+def _is_signed(seal: Seal, identity: Identity) -> bool:
+    return is_by(identity.federator, seal.signature or b"", seal.statement(identity.digest))
 
 
 def _check_signer(report: Report, identity: Identity, seals: list[Seal], signer: PublicKey | None) -> None:
@@ -273,22 +286,25 @@ def _check_authority(report: Report, ledger: Ledger, rosters: list[Roster], auth
         report.authors = "the authority's certificates"
 
 
-def _check_reports(report: Report, ledger: Ledger, roster: Roster) -> None:
-    """Count the clients that signed the end of the run; a quorum of them makes its last commit final."""
-    identity, head = ledger.identity, report.head
-    if not identity.signs or head.link is None:
+def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: list[Roster]) -> None:
+    """Check what clients signed at the end; a quorum of those that hold the last link makes its last commit final."""
+    identity, head, last = ledger.identity, report.head, rosters[-1].in_force()
+    if not identity.signs:
         return
     marks: dict[int, set[str]] = {}
     for said in ledger.reports:
-        statement = done_statement(identity.digest, said.rounds, head.link, said.fingerprint)
-        if said.rounds != head.rounds:
+        link = heads[said.rounds].link if 0 <= said.rounds < len(heads) else b""
+        if link is None:  # of imported rounds
             continue
-        if not is_by(roster.in_force().key(said.client), said.signature, statement):
-            report.findings.append(f"the report of {said.client} after round {head.rounds} is not signed by it")
+        statement = done_statement(identity.digest, said.rounds, link, said.fingerprint)
+        keys = {roster.key(said.client) for roster in (*rosters, last)}
+        if not any(is_by(key, said.signature, statement) for key in keys):
+            report.findings.append(f"the report of {said.client} after round {said.rounds - 1} is not signed by it")
             return
-        marks.setdefault(said.fingerprint, set()).add(said.client)
+        if said.rounds == head.rounds and said.client in last.places:
+            marks.setdefault(said.fingerprint, set()).add(said.client)
     for mark, clients in marks.items():
-        if is_final(Context(identity, roster, head.link), len(clients)):
+        if is_final(Context(identity, rosters[-1], head.link or b""), len(clients)):
             report.final = head.rounds
             report.notes.append(f"{len(clients)} clients signed that they hold the weights {mark:016x} after it")
 
