@@ -1,6 +1,7 @@
 """Small runs, played by clients whose votes are random numbers."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -9,9 +10,10 @@ from cyber0 import aggregation
 from cyber0.config import Agreement
 from cyber0.directions import DirectionKey, sample
 from cyber0.parameters import Parameters
-from cyber0.protocol.chain import advance, genesis, link_statement, vote_statement
+from cyber0.protocol.chain import Seal, advance, done_statement, genesis, link_statement, vote_statement
 from cyber0.protocol.decide import decide
 from cyber0.protocol.identity import Identity
+from cyber0.protocol.ledger import Report
 from cyber0.protocol.records import Ballot, Decision, to_wire
 from cyber0.protocol.signing import encoded, sign
 
@@ -47,15 +49,16 @@ def ballot(run, roster, link, round, client, verdict, values, reason=""):
     return Ballot.of(client, verdict, values, reason, signature)
 
 
-def decisions(run, rounds, *, seed=1, changes=None):
+def decisions(run, rounds, *, seed=1, changes=None, fork=None):
     """Rounds as a federator decides them: now and then a client is late or sends nonsense.
 
-    `changes` are those of the roster, by round.
+    `changes` are those of the roster, by round. From the round `fork` on all clients cast other votes.
     """
     rng = np.random.default_rng(seed)
     rule, plan, roster = aggregation.get_rule(run.agreement.rule, run.semantics), run.plan, run.roster
     memory, head, previous = aggregation.begin(rule), genesis(run.digest), b""
     for t in range(rounds):
+        rng = np.random.default_rng(99) if t == fork else rng
         names = roster.names
         votes = rng.normal(size=(plan.rows, len(names), plan.directions)).astype(np.float32)
         wires = [to_wire(votes[:, place]) for place in range(len(names))]
@@ -80,12 +83,12 @@ def decisions(run, rounds, *, seed=1, changes=None):
         yield decision
 
 
-def append(ledger, decision):
+def append(ledger, decision, key=KEYS["federator"]):
     """Append a round with the federator's signature of the link after it, where the run has one."""
     run = ledger.identity
     head = advance(ledger.head, decision, ledger.roster.after(decision.changes))
     statement = link_statement(run.digest, head.rounds, head.link)
-    return ledger.append(decision, sign(KEYS["federator"], statement) if run.signs else b"")
+    return ledger.append(decision, sign(key, statement) if run.signs else b"")
 
 
 def fill(ledger, run, rounds, *, seed=1, changes=None):
@@ -94,3 +97,17 @@ def fill(ledger, run, rounds, *, seed=1, changes=None):
     for decision in decisions(run, rounds, seed=seed, changes=changes):
         append(ledger, decision)
     return ledger.head
+
+
+def sealed(ledger, fingerprint=None):
+    """Seal the head of a ledger with the federator's signature."""
+    seal = Seal.of(ledger.head, fingerprint)
+    ledger.seal(replace(seal, signature=sign(KEYS["federator"], seal.statement(ledger.identity.digest))))
+
+
+def reported(ledger, *names, fingerprint=7):
+    """Let clients sign that they hold the last link of a ledger."""
+    run, head, roster = ledger.identity, ledger.head, ledger.roster.in_force()
+    statement = done_statement(run.digest, head.rounds, head.link, fingerprint)
+    for name in names:
+        ledger.report(Report(name, head.rounds, fingerprint, sign(OWNERS[roster.key(name)], statement)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
-from tests.protocol.ledgers import decisions, fill, identity, parameters
+from tests.protocol.ledgers import decisions, fill, identity, parameters, sealed
 from typer.testing import CliRunner
 
 from cyber0.cli import app
@@ -20,7 +20,6 @@ from cyber0.directions.native import WHOLE
 from cyber0.errors import InvalidConfig, InvalidLedger, InvalidParameters
 from cyber0.parameters import Parameters
 from cyber0.plan import SCHEMES
-from cyber0.protocol.chain import Seal
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.sqlite import File
@@ -101,8 +100,8 @@ def files(tmp_path):
     tensors = {**parameters().tensors, "a.mask": np.arange(9, dtype=np.int64), "frozen": np.ones(3, dtype=np.float32)}
     save_file(tensors, tmp_path / "base.safetensors", metadata={"format": "pt"})
     with File(tmp_path / "run.ledger") as ledger:
-        head = fill(ledger, run, 20)
-        ledger.seal(Seal.of(head, one_by_one(run, 20, parameters())))
+        fill(ledger, run, 20)
+        sealed(ledger, one_by_one(run, 20, parameters()))
     return tmp_path
 
 
@@ -143,7 +142,7 @@ def test_verify_rebuilds_the_model(files):
     assert result.exit_code == 0, result.output
     assert "has the fingerprint recorded" in result.output
     with File(files / "run.ledger") as ledger:
-        ledger.seal(Seal.of(ledger.head, 12345))
+        sealed(ledger, 12345)
     result = invoke("verify", files / "run.ledger", "--base", files / "base.safetensors")
     assert result.exit_code == 1
     assert "0000000000003039 is recorded" in result.output

@@ -1,3 +1,4 @@
+import re
 import sqlite3
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,18 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.ledgers import ROSTER, decisions, fill, identity
+from tests.protocol.ledgers import (
+    KEYS,
+    PUBLIC,
+    ROSTER,
+    append,
+    ballot,
+    decisions,
+    fill,
+    identity,
+    reported,
+    sealed,
+)
 from typer.testing import CliRunner
 
 from cyber0.aggregation import RULES, mean
@@ -20,31 +32,39 @@ from cyber0.protocol import export
 from cyber0.protocol.chain import Seal
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.records import Ballot, to_wire
-from cyber0.protocol.signing import private_key, public_key, signed
+from cyber0.protocol.roster import Change
+from cyber0.protocol.signing import encoded, private_key, public_key, sign
 from cyber0.protocol.sqlite import File
+from cyber0.protocol.trust import CLIENT, FEDERATOR
 from cyber0.protocol.verify import verify
 
 RUN, ROUNDS = identity(), 8
 CELLS = [
-    *(("rounds", column, row) for column in ("round", "scalars", "commit_hash", "votes_hash") for row in (0, 4, 7)),
+    *(
+        ("rounds", column, row)
+        for column in ("round", "scalars", "commit_hash", "link", "signature", "changes")
+        for row in (0, 4, 7)
+    ),
     *(
         ("ballots", column, row)
-        for column in ("round", "place", "client", "verdict", "reason", "vote", "digest")
+        for column in ("round", "place", "client", "verdict", "reason", "vote", "digest", "signature")
         for row in (0, 21, 39)
     ),
-    *(("seals", column, 0) for column in ("rounds", "commit_hash", "votes_hash", "fingerprint", "signature")),
-    *(("run", column, 0) for column in ("identity", "imported")),
+    *(("seals", column, 0) for column in ("rounds", "commit_hash", "link", "fingerprint", "signature")),
+    *(("run", column, 0) for column in ("identity", "imported", "roster", "layout", "anchor", "adopted")),
+    *(("reports", column, 2) for column in ("client", "rounds", "fingerprint", "signature")),
 ]
-KEYS = {"ed25519": ed25519.Ed25519PrivateKey.generate(), "ec": ec.generate_private_key(ec.SECP256R1())}
+SIGNERS = {"ed25519": ed25519.Ed25519PrivateKey.generate(), "ec": ec.generate_private_key(ec.SECP256R1())}
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A ledger, signed at its end."""
+    """A ledger of signed votes and links, whose end a quorum of clients has signed."""
     path = tmp_path_factory.mktemp("sound") / "run.ledger"
     with File(path) as ledger:
-        head = fill(ledger, RUN, ROUNDS)
-        ledger.seal(signed(Seal.of(head, fingerprint=7), RUN.digest, KEYS["ec"]))
+        fill(ledger, RUN, ROUNDS)
+        sealed(ledger, fingerprint=7)
+        reported(ledger, *ROSTER[:4])
     return path
 
 
@@ -57,7 +77,7 @@ def copy(sound, tmp_path):
 
 def checked(path, **options):
     with File(path, read_only=True) as ledger:
-        return verify(ledger, signer=KEYS["ec"].public_key(), **options)
+        return verify(ledger, signer=KEYS["federator"].public_key(), **options)
 
 
 def other(value):
@@ -81,16 +101,19 @@ def edit(path, *statements):
 
 def cell(path, table, column, row):
     connection = sqlite3.connect(path)
-    key = {"rounds": "round", "ballots": "round, place", "seals": "rounds", "run": "id"}[table]
+    key = {"rounds": "round", "ballots": "round, place", "seals": "rounds", "run": "id", "reports": "client"}[table]
     found = connection.execute(f"SELECT {column}, {key} FROM {table} ORDER BY {key} LIMIT 1 OFFSET {row}").fetchone()
     connection.close()
-    return found[0], " AND ".join(f"{k} = {v}" for k, v in zip(key.split(", "), found[1:], strict=True))
+    return found[0], " AND ".join(f"{k} = {v!r}" for k, v in zip(key.split(", "), found[1:], strict=True))
 
 
 def test_a_sound_ledger(sound):
     report = checked(sound)
     assert report.findings == []
     assert (report.head.rounds, report.aggregates, report.signed) == (ROUNDS, ROUNDS, ROUNDS)
+    assert (report.votes, report.final, report.missing) == (40, ROUNDS, 0)
+    assert "4 clients signed that they hold the weights 0000000000000007 after it" in report.notes
+    assert report.verdict == "internally consistent, authors unproven"
 
 
 @pytest.mark.parametrize(("table", "column", "row"), CELLS)
@@ -153,35 +176,63 @@ def test_two_ballots_that_change_places_are_found(copy):
     assert checked(copy).findings == ["round 5: its votes do not match the chain"]
 
 
-def test_a_shortened_tail_is_found_against_a_head_or_a_seal(copy, sound):
-    heads = [checked(sound).head]
-    edit(copy, ("DELETE FROM rounds WHERE round >= 6",), ("DELETE FROM ballots WHERE round >= 6",))
+def cut(path, *tables):
+    """Remove the last two rounds, and all rows of these tables."""
+    rounds = [(f"DELETE FROM {table} WHERE round >= 6",) for table in ("rounds", "ballots")]
+    edit(path, *rounds, *((f"DELETE FROM {table}",) for table in tables))
+
+
+def test_a_shortened_tail_is_found_against_a_head_a_seal_or_a_report(copy, sound):
+    known = checked(sound).head
+    cut(copy)
     assert "there is a seal on 8 rounds: the tail was cut off" in checked(copy).findings[0]
-    edit(copy, ("DELETE FROM seals",))
-    assert "nothing in it is signed" in checked(copy).findings[0]
+    cut(copy, "seals")
+    assert checked(copy).findings == ["ann reports 8 rounds, and 6 are here"]
+    cut(copy, "reports")
+    assert checked(copy).sound  # a prefix of a run is a run: only who knows more can tell
     with File(copy, read_only=True) as ledger:
-        assert verify(ledger).sound  # a prefix of a run is a run: only who knows more can tell
-        for known in (heads[0].commit, heads[0].votes):
-            assert "is not in its chain" in verify(ledger, head=known).findings[0]
-        report = verify(ledger, head=ledger.head_at(3).commit)
-        assert report.notes == ["the known head is that after 3 rounds; 3 follow"]
+        for head in (known.commit, known.link):
+            assert "is not in its chain" in verify(ledger, head=head).findings[0]
+        for head in (ledger.head_at(3).commit, ledger.head_at(3).link):
+            assert "the known head is that after 3 rounds; 3 follow" in verify(ledger, head=head).notes
 
 
 def test_a_rewritten_tail_is_found_against_a_head_or_a_seal(copy, sound):
+    """Even if all clients sign it."""
     known = checked(sound).head.commit
-    edit(copy, ("DELETE FROM rounds WHERE round >= 6",), ("DELETE FROM ballots WHERE round >= 6",))
+    cut(copy)
     with File(copy) as ledger:
-        for decision in list(decisions(RUN, ROUNDS, seed=99))[6:]:
-            ledger.append(decision)
-        assert verify(ledger).findings == ["round 7: the seal after it is on another history"]
+        for decision in list(decisions(RUN, ROUNDS, fork=6))[6:]:
+            append(ledger, decision)
+        assert verify(ledger).findings[0] == "round 7: the seal after it is on another history"
         assert any("is not in its chain" in finding for finding in verify(ledger, head=known).findings)
 
 
-def ledger_of(*rounds, run=RUN):
+def test_a_federator_alone_cannot_rewrite_a_tail(copy):
+    cut(copy, "seals", "reports")
+    with File(copy) as ledger:
+        for decision in list(decisions(RUN, ROUNDS, seed=99))[6:]:  # votes of another history
+            append(ledger, decision)
+        assert verify(ledger).findings == ["round 6: the vote of ann is not signed by it"]
+
+
+def test_all_votes_replaced_are_found_though_the_federator_signs_all_links():
+    """The ledger fits in itself: only the clients' signatures tell."""
+    theirs = identity(signs=False)
+    ledger = ledger_of(*(replace(decision, changes=()) for decision in decisions(theirs, 8)))
+    assert verify(ledger).findings == ["round 0: the vote of ann is not signed by it"]
+
+
+def test_who_signs_a_link_of_another_run_is_found():
+    other = identity(seed=5)
+    assert verify(ledger_of(*decisions(other, 4))).findings == ["round 0: the vote of ann is not signed by it"]
+
+
+def ledger_of(*rounds, run=RUN, key=KEYS["federator"]):
     ledger = Memory()
     ledger.found(run)
     for decision in rounds:
-        ledger.append(decision)
+        append(ledger, decision, key)
     return ledger
 
 
@@ -191,24 +242,51 @@ def with_ballots(change):
     return verify(ledger_of(first, second, replace(third, ballots=tuple(change(list(third.ballots)))))).findings
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda b: [replace(b[0], verdict="rejected"), *b[1:]], "are not what nnm.cwtm makes of the counted votes"),
-        (lambda b: b[1:], "are not what nnm.cwtm makes of the counted votes"),
-        (lambda b: b[:2], "2 votes are counted: at least 3 must be"),
-        (lambda b: [b[0], *b], "a client is counted twice"),
-        (lambda b: b[::-1], "not in the roster's order"),
-        (lambda b: [replace(b[0], client="eve"), *b[1:]], "'eve' is not on the roster"),
-        (lambda b: [replace(b[0], verdict="perhaps"), *b[1:]], "a ballot has an unknown verdict"),
-        (lambda b: [Ballot.of("ann", "counted", to_wire([[np.nan] * 3])), *b[1:]], "not finite is counted"),
-        (lambda b: [Ballot.of("ann", "counted", to_wire([[1.0]])), *b[1:]], "wrong length is counted"),
-        (lambda b: [b[0].without_values(), *b[1:]], "values of a counted vote are missing"),
-    ],
-)
-def test_a_federator_that_cheats_is_found(change, message):
-    import re
+LINKS = [written.link for written in ledger_of(*decisions(RUN, 2)).written()]
 
+
+def cast(values, verdict="counted", client="ann", number=2, link=LINKS[1]):
+    """A ballot that its client has signed."""
+    return ballot(RUN, RUN.roster, link, number, client, verdict, values)
+
+
+THREE, OTHER = to_wire([[1.0, 2.0, 3.0]]), to_wire([[3.0, 2.0, 1.0]])
+CHEATS = [
+    (lambda b: [replace(b[0], verdict="rejected"), *b[1:]], "are not what nnm.cwtm makes of the counted votes"),
+    (lambda b: b[1:], "are not what nnm.cwtm makes of the counted votes"),
+    (lambda b: b[:2], "2 votes are counted: at least 3 must be"),
+    (lambda b: [b[0], *b], "a client is counted twice"),
+    (lambda b: b[::-1], "not in the roster's order"),
+    (lambda b: [replace(b[0], client="eve"), *b[1:]], "'eve' is not on the roster"),
+    (lambda b: [replace(b[0], verdict="perhaps"), *b[1:]], "a ballot has an unknown verdict"),
+    (lambda b: [cast(to_wire([[np.nan] * 3])), *b[1:]], "not finite is counted"),
+    (lambda b: [cast(to_wire([[1.0]])), *b[1:]], "wrong length is counted"),
+    (lambda b: [b[0].without_values(), *b[1:]], "values of a counted vote are missing"),
+    (lambda b: [replace(b[0], signature=b""), *b[1:]], "the vote of ann is not signed by it"),
+    (lambda b: [replace(b[0], signature=b[1].signature), *b[1:]], "the vote of ann is not signed by it"),
+    (lambda b: [Ballot.of("ann", "counted", THREE, signature=b[0].signature), *b[1:]], "ann is not signed by it"),
+    (lambda b: [b[0], replace(b[0], client="bob"), *b[2:]], "the vote of bob is not signed by it"),
+    (lambda b: [cast(THREE, number=1), *b[1:]], "the vote of ann is not signed by it"),
+    (lambda b: [cast(THREE, link=LINKS[0]), *b[1:]], "the vote of ann is not signed by it"),
+    (lambda b: [cast(THREE, "late"), *b], "the vote of ann is not signed by it"),
+    (lambda b: [cast(THREE, "late", number=1), *b], "the vote of ann is not signed by it"),
+    (lambda b: [Ballot.of("ann", "rejected", THREE, "nonsense"), *b[1:]], "the vote of ann is not signed by it"),
+    (lambda b: [cast(THREE, "equivocation"), *b[1:]], "ann is said to have cast two different votes, and only one"),
+    (lambda b: [cast(THREE, "equivocation")] * 2 + b[1:], "ann is said to have cast two different votes, and only"),
+]
+
+
+def test_what_a_client_signed_is_no_cheat():
+    """A late vote on the link of its round, and two votes of a client that equivocates, are written as they came."""
+    for change, message in (
+        (lambda b: [cast(THREE, "late", number=1, link=LINKS[0]), *b], []),
+        (lambda b: [cast(THREE, "equivocation"), cast(OTHER, "equivocation"), *b], []),
+    ):
+        assert with_ballots(change) == message
+
+
+@pytest.mark.parametrize(("change", "message"), CHEATS, ids=[message for _, message in CHEATS])
+def test_a_federator_that_cheats_is_found(change, message):
     (finding,) = with_ballots(change)
     assert finding.startswith("round 2: ")
     assert re.search(message, finding)
@@ -226,8 +304,8 @@ def test_votes_that_are_not_kept_are_not_checked_and_it_says_so():
     run = identity(keep_votes=False)
     report = verify(ledger_of(*decisions(run, 4), run=run))
     assert report.sound
-    assert report.aggregates == 0
-    assert report.notes == ["the aggregates of 4 rounds were not checked: their votes' values are not here"]
+    assert (report.aggregates, report.votes) == (0, 20)
+    assert "the aggregates of 4 rounds were not checked: their votes' values are not here" in report.notes
 
 
 own_mean = mean
@@ -243,16 +321,41 @@ def test_a_rule_of_ones_own_runs_only_where_it_may():
     assert verify(ledger, own_rule=True).aggregates == 4
 
 
-def test_an_imported_run_is_checked_as_far_as_it_goes():
-    run = export.from_bytes(export.to_bytes(export.exported_run(ledger_of(*decisions(RUN, 8)), 5)))
+@pytest.mark.parametrize("keeps", [True, False], ids=["keeps votes", "keeps none"])
+def test_an_imported_run_is_checked_as_far_as_it_goes(keeps):
+    """One that promises its votes is not sound without them."""
+    played = identity(keep_votes=keeps)
+    run = export.from_bytes(export.to_bytes(export.exported_run(ledger_of(*decisions(played, 8), run=played), 5)))
     ledger = Memory()
     ledger.adopt(run)
-    for decision in list(decisions(RUN, 8))[5:]:
-        ledger.append(decision)
+    assert verify(ledger).findings == []
+    for decision in list(decisions(played, 8))[5:]:
+        append(ledger, decision)
     report = verify(ledger)
-    assert report.sound
-    assert report.aggregates == 3
+    assert report.findings == []
+    assert (report.sound, report.missing) == (not keeps, 5 * keeps)
+    assert report.verdict.startswith("commits proven, votes missing of 5 rounds" if keeps else "internally consistent")
+    assert (report.aggregates, report.votes) == (3 * keeps, 16)
     assert "5 rounds were imported without their votes" in report.notes
+
+
+def test_an_imported_run_must_fit_the_link_at_its_end():
+    run = export.exported_run(ledger_of(*decisions(RUN, 4)))
+    for forged, message in (
+        (replace(run, scalars=run.scalars[:-1] + b"!"), "round 3: the commits up to it do not belong to the link"),
+        (replace(run, anchor=None), "round 3: nothing shows that the commits up to it belong to the link"),
+        (replace(run, signature=bytes(64)), "round 3: the link after it is not signed by the federator"),
+        (
+            replace(run, roster=replace(RUN.roster, quorum=4)),
+            "round 3: the roster after it does not belong",
+        ),
+    ):
+        ledger = Memory()
+        ledger.adopt(forged)
+        assert verify(ledger).findings[0].startswith(message)
+
+
+# Who vouches for the keys
 
 
 def certificate(key):
@@ -263,21 +366,32 @@ def certificate(key):
     return made.public_bytes(Encoding.PEM)
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", SIGNERS)
 def test_a_certificate_checks_what_its_key_signed(tmp_path, kind):
     key, cert, plain = (tmp_path / name for name in ("key.pem", "cert.pem", "public.pem"))
-    key.write_bytes(KEYS[kind].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    cert.write_bytes(certificate(KEYS[kind]))
-    plain.write_bytes(KEYS[kind].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    ledger = ledger_of(*decisions(RUN, 3))
-    ledger.seal(signed(Seal.of(ledger.head), RUN.digest, private_key(key)))
-    ledger.append(list(decisions(RUN, 4))[3])
+    key.write_bytes(SIGNERS[kind].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    cert.write_bytes(certificate(SIGNERS[kind]))
+    plain.write_bytes(SIGNERS[kind].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    run = replace(RUN, federator=encoded(SIGNERS[kind].public_key()))
+    ledger = ledger_of(*decisions(run, 3), run=run, key=private_key(key))
     for path in (cert, plain):
         report = verify(ledger, signer=public_key(path))
-        assert report.signed == 3
-        assert report.notes == ["1 rounds came after the last signature"]
-    stranger = KEYS["ec" if kind == "ed25519" else "ed25519"].public_key()
-    assert "is not signed by this signer" in verify(ledger, signer=stranger).findings[0]
+        assert (report.findings, report.signed) == ([], 3)
+    stranger = SIGNERS["ec" if kind == "ed25519" else "ed25519"]
+    (finding,) = verify(ledger, signer=stranger.public_key()).findings
+    assert finding.startswith(f"the federator of this run has the key {run.federator.hex()[:16]}, not that of this")
+    append(ledger, list(decisions(run, 4))[3], stranger)
+    assert verify(ledger).findings == ["round 3: the link after it is not signed by the federator"]
+    ledger.append(list(decisions(run, 5))[4])
+    assert len(verify(ledger).findings) == 1
+
+
+def test_a_seal_of_another_is_found():
+    ledger = ledger_of(*decisions(RUN, 3))
+    seal = Seal.of(ledger.head, fingerprint=7)
+    for signature in (None, sign(KEYS["ann"], seal.statement(RUN.digest))):
+        ledger.seal(replace(seal, signature=signature))
+        assert verify(ledger).findings == ["round 2: the seal after it is not signed by the federator"]
 
 
 def test_a_signature_travels_with_an_export(sound):
@@ -285,10 +399,104 @@ def test_a_signature_travels_with_an_export(sound):
         run = export.from_bytes(export.to_bytes(export.exported_run(ledger)))
     memory = Memory()
     memory.adopt(run)
-    assert verify(memory, signer=KEYS["ec"].public_key()).signed == ROUNDS
+    report = verify(memory, signer=KEYS["federator"].public_key())
+    assert (report.signed, report.final) == (ROUNDS, ROUNDS)
+    assert len(run.reports) == 4
     forged = Memory()
     forged.adopt(replace(run, scalars=run.scalars[:-1] + b"!"))
-    assert verify(forged, signer=KEYS["ec"].public_key()).findings
+    assert verify(forged, signer=KEYS["federator"].public_key()).findings
+
+
+def test_a_quorum_of_reports_makes_the_last_commit_final_and_fewer_do_not():
+    ledger = ledger_of(*decisions(RUN, 4))
+    assert verify(ledger).final == 3
+    reported(ledger, *ROSTER[:3])
+    assert verify(ledger).final == 3
+    reported(ledger, ROSTER[3], fingerprint=8)  # other weights
+    assert verify(ledger).final == 3
+    reported(ledger, ROSTER[3])
+    assert verify(ledger).final == 4
+    append(ledger, list(decisions(RUN, 5))[4])  # reports on an earlier end stay true
+    assert (verify(ledger).findings, verify(ledger).final) == ([], 4)
+
+
+AUTHORITIES = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("ours", "other")}
+
+
+def vouching(subject, public, usage, authority="ours"):
+    """A certificate of an authority, in DER, for a name and a key."""
+    name, issuer = (
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)]) for text in (subject, f"cyber0 {authority}")
+    )
+    begin = datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        issuer, name, public, x509.random_serial_number(), begin, begin + timedelta(days=1)
+    )
+    if usage is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    return builder.sign(AUTHORITIES[authority], SHA256())
+
+
+def root(authority="ours"):
+    return vouching(f"cyber0 {authority}", AUTHORITIES[authority].public_key(), None, authority)
+
+
+def certify(ledger, *names, authority="ours", usage=CLIENT):
+    for name in names:
+        made = vouching(name, KEYS[name].public_key(), FEDERATOR if name == "federator" else usage, authority)
+        ledger.certify(made.public_bytes(Encoding.DER))
+
+
+def test_an_authority_proves_who_the_clients_are():
+    ledger = ledger_of(*decisions(RUN, 4))
+    (finding,) = verify(ledger, authority=root()).findings
+    assert finding == "no certificate of this authority is here for the federator's key"
+    certify(ledger, "federator", *ROSTER[1:])
+    certify(ledger, "ann", authority="other")
+    certify(ledger, "ann", usage=FEDERATOR)  # no client's certificate
+    (finding,) = verify(ledger, authority=root()).findings
+    assert finding == f"no certificate of this authority is here for the key {PUBLIC['ann'].hex()[:16]} of ann"
+    certify(ledger, "ann")
+    report = verify(ledger, authority=root())
+    assert report.sound
+    assert report.verdict == (
+        "sound: every number was said by its client, whose key is known by the authority's certificates"
+    )
+    assert "not proven: that the authority invented no client, and that no vote was left out" in report.notes
+    assert verify(ledger, authority=root("other")).findings
+
+
+def test_the_digest_of_a_run_pins_the_keys_of_its_parties():
+    ledger = ledger_of(*decisions(RUN, 4))
+    report = verify(ledger, expect=RUN.digest)
+    assert (report.sound, report.authors) == (True, "the run's digest")
+    assert verify(ledger, expect=bytes(32)).findings == [
+        f"this is the run {RUN.digest.hex()}, not the expected " + "0" * 64
+    ]
+
+
+def test_a_run_without_signatures_proves_nobody():
+    run = identity(signs=False)
+    ledger = ledger_of(*decisions(run, 4), run=run)
+    report = verify(ledger, expect=run.digest)
+    assert (report.sound, report.verdict) == (True, "internally consistent, authors unproven")
+    assert "its votes are not signed: who cast them is not proven" in report.notes
+    assert "this authority vouches for none of them" in verify(ledger, authority=root()).findings[0]
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["by its client", "by the operator"])
+def test_a_new_key_needs_the_old_one_or_a_certificate(asked):
+    change = Change("rotate", "ann", PUBLIC["ann's second"])
+    if asked:
+        change = replace(change, signature=sign(KEYS["ann"], change.statement(RUN.digest)))
+    ledger = ledger_of(*decisions(RUN, 5, changes={1: (change,)}))
+    certify(ledger, "federator", *ROSTER)
+    if not asked:
+        (finding,) = verify(ledger, authority=root()).findings
+        assert finding.endswith(f"for the key {change.key.hex()[:16]} of ann")
+        made = vouching("ann", KEYS["ann's second"].public_key(), CLIENT)
+        ledger.certify(made.public_bytes(Encoding.DER))
+    assert verify(ledger, authority=root()).findings == []
 
 
 def test_what_is_no_key(tmp_path):
@@ -311,12 +519,13 @@ def invoke(*arguments):
 
 def test_the_command(copy, tmp_path):
     cert = tmp_path / "cert.pem"
-    cert.write_bytes(certificate(KEYS["ec"]))
+    plain = KEYS["federator"].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    cert.write_bytes(plain)
     head = checked(copy).head.commit.hex()
     result = invoke("verify", copy, "--signer", cert, "--head", head)
     assert result.exit_code == 0, result.output
     assert "8, 8 of them aggregated again" in result.output
-    assert "sound" in result.output
+    assert "NOT SOUND" not in result.output
     assert isinstance(invoke("verify", copy, "--head", "12").exception, InvalidLedger)
     edit(copy, ("UPDATE ballots SET client = ? WHERE round = 3 AND place = 0", (ROSTER[1],)))
     result = invoke("verify", copy)

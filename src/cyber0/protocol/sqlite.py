@@ -307,7 +307,13 @@ class File:
         if self._schema == 1:
             return []
         rows = self._all("SELECT client, rounds, fingerprint, signature FROM reports ORDER BY client")
-        return [Report(str(c), _integer(n), int.from_bytes(_bytes(f)[:8], "little"), _bytes(s)) for c, n, f, s in rows]
+        return [self._report(*row) for row in rows]
+
+    def _report(self, client: Any, rounds: Any, mark: Any, signature: Any) -> Report:
+        blobs = isinstance(mark, bytes) and len(mark) == 8 and isinstance(signature, bytes)
+        if not blobs or not isinstance(client, str) or not isinstance(rounds, int):
+            raise InvalidLedger(f"{self.path} is damaged: the report of {client!r} cannot be read")
+        return Report(client, rounds, int.from_bytes(mark, "little"), signature)
 
     def certify(self, certificate: bytes) -> None:
         """As in `Ledger`."""
@@ -407,10 +413,6 @@ def _run_row(run: ExportedRun, imported: int) -> tuple[Any, ...]:
     anchor = b"" if run.anchor is None else run.anchor.to_bytes()
     adopted = b"" if run.roster is None else run.roster.to_bytes()
     return 0, identity.to_bytes(), imported, identity.roster.to_bytes(), layout, anchor, adopted
-
-
-def _integer(value: Any) -> int:
-    return value if isinstance(value, int) else -1
 
 
 def _bytes(value: Any) -> bytes:

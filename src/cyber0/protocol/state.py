@@ -113,5 +113,8 @@ def restored(settings: Settings, ledger: Ledger, federator: bytes = b"") -> Stat
         scalars = np.frombuffer(ledger.commits(0, head.rounds), dtype="<f4")
         for commit in scalars.reshape(head.rounds, settings.plan.rows, settings.plan.directions):
             memory = aggregation.after(settings.rule, memory, commit)
-    previous = b"" if head.rounds == 0 else ledger.head_at(head.rounds - 1).link or b""
+    if head.rounds == ledger.imported and ledger.anchor is not None:
+        previous = ledger.anchor.link
+    else:
+        previous = b"" if head.rounds == 0 else ledger.head_at(head.rounds - 1).link or b""
     return resume(settings, ledger.identity, head, ledger.roster, previous, memory)

@@ -14,6 +14,7 @@ from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots
 from cyber0.protocol.chain import Head, Seal, advance, done_statement, genesis, link_statement
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger, Written
+from cyber0.protocol.ledger import Report as Said
 from cyber0.protocol.records import Decision, from_wire
 from cyber0.protocol.roster import Roster
 from cyber0.protocol.signing import PublicKey, encoded, is_by, is_signed
@@ -157,6 +158,8 @@ class _Checker:
         self._check_link(following, written)
         self._remember(decision.scalars)
         self.previous, self.roster = head.link or b"", roster
+        if following.rounds == self.imported and self.ledger.anchor is not None:
+            self.previous = self.ledger.anchor.link
         return following
 
     def _after(self, decision: Decision) -> Roster:
@@ -288,25 +291,31 @@ def _check_authority(report: Report, ledger: Ledger, rosters: list[Roster], auth
 
 def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: list[Roster]) -> None:
     """Check what clients signed at the end; a quorum of those that hold the last link makes its last commit final."""
-    identity, head, last = ledger.identity, report.head, rosters[-1].in_force()
+    identity, last = ledger.identity, rosters[-1].in_force()
     if not identity.signs:
         return
     marks: dict[int, set[str]] = {}
     for said in ledger.reports:
-        link = heads[said.rounds].link if 0 <= said.rounds < len(heads) else b""
-        if link is None:  # of imported rounds
-            continue
-        statement = done_statement(identity.digest, said.rounds, link, said.fingerprint)
-        keys = {roster.key(said.client) for roster in (*rosters, last)}
-        if not any(is_by(key, said.signature, statement) for key in keys):
-            report.findings.append(f"the report of {said.client} after round {said.rounds - 1} is not signed by it")
+        if not 0 <= said.rounds < len(heads):
+            report.findings.append(f"{said.client} reports {said.rounds} rounds, and {len(heads) - 1} are here")
             return
-        if said.rounds == head.rounds and said.client in last.places:
+        keys = {roster.key(said.client) for roster in (*rosters, last)}
+        if not _is_reported(said, identity, heads[said.rounds], keys):
+            report.findings.append(f"the report of {said.client} on {said.rounds} rounds is not signed by it")
+            return
+        if said.rounds == len(heads) - 1 and said.client in last.places:
             marks.setdefault(said.fingerprint, set()).add(said.client)
     for mark, clients in marks.items():
-        if is_final(Context(identity, rosters[-1], head.link or b""), len(clients)):
-            report.final = head.rounds
+        if is_final(Context(identity, rosters[-1], b""), len(clients)):
+            report.final = len(heads) - 1
             report.notes.append(f"{len(clients)} clients signed that they hold the weights {mark:016x} after it")
+
+
+def _is_reported(said: Said, identity: Identity, head: Head, keys: set[bytes]) -> bool:
+    if head.link is None:  # of imported rounds
+        return True
+    statement = done_statement(identity.digest, said.rounds, head.link, said.fingerprint)
+    return any(is_by(key, said.signature, statement) for key in keys)
 
 
 def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
