@@ -1,6 +1,6 @@
 """A client's audits: it asks for the ballots of rounds that it picks by its own randomness, and decides them again.
 
-A round that is picked must be found right before the client votes on: at once if it audits every round, else within a
+A client that audits every round applies none that it has not found right. One that audits some goes on meanwhile, for a
 few rounds. An audit that is not answered stops its voting and accuses nobody; what is wrong becomes evidence.
 """
 
@@ -23,7 +23,7 @@ from cyber0.protocol.records import Decision, from_wire
 
 __all__ = ["Audits", "Caught", "detection"]
 
-LAG = 8  # rounds that a client may vote on while an audit is under way, unless it audits every round
+LAG = 8  # rounds that a client may go on for while an audit is under way, unless it audits every round
 LARGEST = 2**26  # bytes of the ballots of one round
 WINDOW = 16  # rounds whose ballots are asked for at a time
 VOTES = 64  # of its own that it looks for, the last ones
@@ -128,8 +128,15 @@ class Audits:
             self._remember(step)
         return self._ask()
 
+    @property
+    def holds(self) -> bool:
+        """Whether the client must not apply what it has followed: it audits every round, and is not done."""
+        return self.fraction == 1 and bool(self._pending)
+
     def again(self) -> list[Audit]:
-        """Return what to ask for on a new stream: what was not answered."""
+        """Return what to ask for on a new stream: what was not answered, unless the rounds come again themselves."""
+        if self.fraction == 1:
+            self._pending.clear()
         for pending in self._pending.values():
             pending.data.clear()
             pending.page, pending.asked = 0, False
@@ -148,8 +155,7 @@ class Audits:
 
     def allows(self, round: int) -> bool:  # noqa: A002
         """Return whether the client may vote in a round: not while an audit is open for too long."""
-        lag = 0 if self.fraction == 1 else LAG
-        return all(round - number <= lag for number in self._pending)
+        return all(round - number <= LAG for number in self._pending)
 
     def receive(self, page: Page) -> list[Audit]:
         """Take a page, and return what to ask for next; raise `Caught` if the round is not right."""

@@ -119,6 +119,11 @@ class Liar:
         return self.member.bye
 
     @property
+    def waits(self) -> bool:
+        """As in `Member`."""
+        return self.member.waits
+
+    @property
     def welcomed(self) -> bool:
         """As in `Member`."""
         return self.member.welcomed

@@ -5,6 +5,7 @@ itself, and belong to the run that it was invited to.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -143,6 +144,8 @@ class Member:
         self._public = encoded(self._key.public_key())
         self._replayed, self._replays, self._told = False, 0, False
         self._open = self._sent = -1
+        self._waiting: deque[Committed | CatchUp] = deque()
+        self._followed: list[Step] = []  # rounds that are not applied yet
         self._snapshot_at = 0
         self._restore()
 
@@ -168,9 +171,16 @@ class Member:
             return False
         return not self.bye.finished or self.commits == self.roster.last
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for what the federator is to show before it is done, even after a Bye."""
+        return self.audits.holds
+
     def hello(self) -> Hello:
         """Return the Hello for a new stream."""
         self.welcomed, self.bye, self._sent, self._open = False, None, -1, -1
+        self._waiting.clear()
+        self._followed.clear()  # what was not applied yet comes again
         knows = self.position is not None
         return Hello(
             self.name,
@@ -188,19 +198,17 @@ class Member:
 
     def receive(self, messages: Iterable[FromFederator], send: Send) -> None:
         """Apply all commits among the messages, then vote in the newest open round: so a slow client catches up."""
-        commits: list[Committed | CatchUp] = []
         for message in messages:
             if isinstance(message, Committed | CatchUp):
-                commits.append(message)
+                self._waiting.append(message)
                 if isinstance(message, Committed):
                     self._open = message.round + 1
             else:
                 self._handle(message, send)
             if not self.welcomed:
-                commits.clear()
-        if self.welcomed and self.position is not None:
-            for request in self._advance(self.position, commits):
-                send(request)
+                self._waiting.clear()
+        if self.welcomed:
+            self._advance(send)
             self._vote(send)
             self._evaluate(send)
             self._finish(send)
@@ -268,26 +276,41 @@ class Member:
             "another run, name another folder by --state"
         )
 
-    def _advance(self, position: Position, commits: list[Committed | CatchUp]) -> list[Audit]:
-        """Follow the chain and apply the commits that are new; return which of them are to be audited."""
+    def _advance(self, send: Send) -> None:
+        """Follow the chain and apply the commits that are new; whoever audits every round applies none before that."""
+        while self._waiting or self._followed:
+            if self._waiting and not self.audits.holds:
+                self._follow(self._waiting.popleft(), send)
+            if self.audits.holds:
+                return
+            if not self._waiting:
+                self._apply()
+
+    def _follow(self, message: Committed | CatchUp, send: Send) -> None:
+        position = self._followed[-1].after if self._followed else self.position
+        if position is None:
+            return
         signed = {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
-        start, steps = position.head.rounds, list[Step]()
         try:
-            for message in commits:
-                position, more = follow(position, message, signed)
-                steps += more
+            _, steps = follow(position, message, signed)
         except Forked as forked:
             self._accuse(forked)
+            return
+        self._followed += steps
+        for request in self.audits.follow(steps):
+            send(request)
+
+    def _apply(self) -> None:
+        steps, self._followed = self._followed, []
         if not steps:
-            return []
+            return
         try:
-            self.model.advance(start, b"".join(step.scalars for step in steps))
+            self.model.advance(steps[0].round, b"".join(step.scalars for step in steps))
         except Cyber0Error as error:
-            raise Refused(f"a commit from round {start} on cannot be applied: {error}") from error
-        self.position = position
-        if self.commits - self._snapshot_at >= self.snapshot_every and position.head.link is not None:
+            raise Refused(f"a commit from round {steps[0].round} on cannot be applied: {error}") from error
+        self.position = steps[-1].after
+        if self.commits - self._snapshot_at >= self.snapshot_every and self.position.head.link is not None:
             self.snapshot()
-        return self.audits.follow(steps)
 
     def _accuse(self, forked: Forked) -> None:
         """Stop with evidence, if the federator has signed both of two histories."""
@@ -320,8 +343,8 @@ class Member:
         send(self.signed(kept.vote))
 
     def _is_enrolled(self, position: Position) -> bool:
-        """Return whether the chain has this client's key, so that its votes count; it is told once if not."""
-        if position.roster.key(self.name) == self._public:
+        """Return whether the chain has no other key of this client, so that its votes count; if it has, say so once."""
+        if position.roster.key(self.name) in (b"", self._public):
             return True
         if not self._told:
             self._told = True

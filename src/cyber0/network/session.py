@@ -319,7 +319,7 @@ class _Session:
             else:
                 loop.call_soon_threadsafe(outbox.put, data)
 
-        while member.bye is None and not outbox.is_full:
+        while (member.bye is None or member.waits) and not outbox.is_full:
             messages = [await inbox.get()]
             while not inbox.empty():
                 messages.append(inbox.get_nowait())
