@@ -56,7 +56,7 @@ def test_sessions_are_the_sequential_simulation(tmp_path):
         assert [decision.scalars for decision in ledger.decisions()] == commits
         assert rebuild(ledger, base(ledger.identity, None)[1]) == mark
         assert verify(ledger).findings == []
-        assert ledger.identity.roster == ("ann", "bob", "cy")
+        assert ledger.identity.roster.names == ("ann", "bob", "cy")
 
 
 def test_an_old_token_and_a_guessed_one_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import json
 import re
 
@@ -425,8 +426,8 @@ def test_whatever_a_federator_says_a_client_says_one_thing_in_a_round(story):
     federator = TwoFaced(settings, key)
 
     class Drifting(StubModel):
-        def vote(self, _):
-            return self.fingerprint().to_bytes(8, "little")
+        def vote(self, _, numbers=itertools.count()):  # noqa: B008
+            return next(numbers).to_bytes(8, "little")
 
     member = Member(settings, "client-0", Drifting(2), store, key=key)
     for event in ["welcome", RoundOpen(0), *story]:
@@ -442,7 +443,7 @@ def test_whatever_a_federator_says_a_client_says_one_thing_in_a_round(story):
             except Refused:  # somebody starts it again
                 member = Member(settings, "client-0", Drifting(2), store, key=key)
     votes = {(vote.round, vote.scalars, link) for vote, link in said if isinstance(vote, Vote)}
-    assert (0, StubModel(2).fingerprint().to_bytes(8, "little"), federator.heads[0].link) in votes
+    assert 0 in {number for number, *_ in votes}
     assert len(votes) == len({number for number, *_ in votes})
 
 

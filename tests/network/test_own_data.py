@@ -174,7 +174,8 @@ def other_tokenizer(tmp_path, model):
 def test_who_means_something_else_by_a_label_is_refused_and_the_others_go_on(tmp_path):
     model = tiny.model(tmp_path / "tiny")
     address, federator = serve(
-        tmp_path, "--roster", "ann,bob,cy,dan,eve", "--directions", "2", "--rounds", "8", "--batch", "16",
+        tmp_path, "--roster", "ann,bob,cy,dan,eve", "--quorum", "3",
+        "--directions", "2", "--rounds", "8", "--batch", "16",
         "--task", "text-classification(prompt='prompt.toml')", "--model", "tiny", "--linger", "600", "--deadline", "5",
     )  # fmt: skip
     until(federator, "listening at")

@@ -164,10 +164,13 @@ def _gather(state: State) -> Transition:
     return replace(state, extension=0), [Alarm(0, 0, seconds), Notice(text)]
 
 
+def _brings(hello: Hello) -> tuple[bytes, bytes, bytes]:
+    return hello.manifest, hello.base, hello.meaning
+
+
 def _most_common(state: State) -> tuple[tuple[bytes, bytes, bytes], int]:
     """Return what most of those who are here train, and how many they are."""
-    hellos = [event.hello for event in state.present.values()]
-    models = Counter((hello.manifest, hello.base, hello.meaning) for hello in hellos)
+    models = Counter(_brings(event.hello) for event in state.present.values())
     return models.most_common(1)[0] if models else ((b"", b"", b""), 0)
 
 
@@ -182,9 +185,9 @@ def found(state: State) -> Transition:
     if count < state.settings.founders:
         return state, [Notice(f"the run does not begin yet: {_needed(state)}")]
     applicants = state.present.values()
-    same = [event.hello for event in applicants if event.hello.manifest == manifest]
+    same = [event.hello for event in applicants if _brings(event.hello) == (manifest, base, meaning)]
     layout = next((hello.layout for hello in same if hello.layout), b"")
-    keys = {event.stream.client: event.hello.key for event in applicants}
+    keys = {hello.name: hello.key for hello in same}  # who is refused may come back with another one
     identity = state.settings.identity(
         manifest, base, layout, meaning_from(meaning), keys=keys, federator=state.federator
     )
