@@ -4,19 +4,23 @@ Honest clients hold a toy model: a hash of the commits they applied. After every
 the run finishes.
 """
 
+import hashlib
 import heapq
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-from tests.protocol.toys import BASE, LIES, MANIFEST, Honest, Liar, apply, measured
+from tests.protocol.toys import BASE, KEYS, LIES, MANIFEST, PUBLIC, Honest, Liar, apply, measured
 
 from cyber0.aggregation import get_rule
 from cyber0.config import Agreement
 from cyber0.errors import RejectedMessage
-from cyber0.protocol.codec import catch_up, decode_from_client, decode_from_federator, encode
+from cyber0.protocol.catching_up import catch_up
+from cyber0.protocol.chain import Anchor, link_statement, vote_statement
+from cyber0.protocol.codec import decode_from_client, decode_from_federator, encode
 from cyber0.protocol.decide import decide
 from cyber0.protocol.events import (
     Alarm,
@@ -31,12 +35,13 @@ from cyber0.protocol.events import (
     Replay,
     Send,
 )
-from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Memory
-from cyber0.protocol.machine import Founded, begin, resume, step
+from cyber0.protocol.machine import begin, step
 from cyber0.protocol.messages import Committed, Hello, Welcome
 from cyber0.protocol.records import from_wire, to_wire
 from cyber0.protocol.settings import Settings
+from cyber0.protocol.signing import is_by, sign
+from cyber0.protocol.state import restored
 from cyber0.protocol.verify import verify
 
 SECONDS_OF_FAULTS, LAST = 12.0, 2000.0
@@ -51,9 +56,13 @@ def settings_of(clients, rule, rounds, few_invited):
 
 
 class World:
-    """The network, the disk and the clock; `rng` decides all that goes wrong."""
+    """The network, the disk and the clock; `rng` decides all that goes wrong.
 
-    def __init__(self, seed, machine=step):
+    Votes and links are signed where asked; otherwise it is taken for granted that they are what they say.
+    """
+
+    def __init__(self, seed, machine=step, *, signs=False):
+        self.signs, self.federator = signs, PUBLIC["federator"] if signs else b""
         self.rng = rng = random.Random(seed)  # noqa: S311
         self.machine = machine
         clients = rng.choice([4, 4, 5, 7])
@@ -63,12 +72,12 @@ class World:
         rng.shuffle(names)
         liars = rng.randrange(self.settings.agreement.byzantine + 1)
         self.clients = {name: Liar(name, rng.choice(LIES), rng) for name in names[:liars]}
-        self.honest = {name: Honest(name, self.settings) for name in names[liars:]}
+        self.honest = {name: Honest(name, self.settings, signs) for name in names[liars:]}
         self.clients |= self.honest
         self.bad_day(liars)
         self.now, self.count, self.queue = 0.0, 0, []
-        self.identity, self.ledger, self.weights = None, [], [BASE]  # on disk
-        self.state, self.incarnation, self.opened = begin(self.settings), 0, 0
+        self.disk, self.ledger, self.weights = Memory(), [], [BASE]
+        self.state, self.incarnation, self.opened = begin(self.settings, self.federator), 0, 0
         self.streams = {}  # name: its open link
         self.cut = set()  # names behind a partition
         self.slots = {}  # (link, direction): when the last message on it arrives, for a stream that keeps order
@@ -155,7 +164,22 @@ class World:
             if self.streams.get(stream.client) == stream:
                 self.break_link(stream.client)
             return
-        self.happens(Arrived(stream, message) if isinstance(message, Hello) else Received(stream, message), incarnation)
+        if isinstance(message, Hello):
+            self.happens(Arrived(stream, message), incarnation)
+        else:
+            self.happens(self.received(stream, message), incarnation)
+
+    def received(self, stream, vote):
+        """A vote, with its signature checked; liars sign whatever they say."""
+        state, client = self.state, stream.client
+        if not self.signs or vote.round not in (state.round, state.round - 1) or state.identity is None:
+            return Received(stream, vote, bool(state.who.key(client)))
+        link = state.head.link if vote.round == state.round else state.previous
+        digest = hashlib.sha256(vote.scalars).digest()
+        statement = vote_statement(state.identity.digest, vote.round, link, digest)
+        if client not in self.honest:
+            vote = replace(vote, signature=sign(KEYS[client], statement))
+        return Received(stream, vote, is_by(state.who.key(client), vote.signature, statement))
 
     def at_client(self, stream, data):
         if self.streams.get(stream.client) == stream and stream.client not in self.cut:
@@ -192,16 +216,19 @@ class World:
     def execute(self, effect):
         match effect:
             case RecordIdentity(identity):
-                assert self.identity is None, "founded twice"
-                assert identity == self.settings.identity(MANIFEST, BASE).to_bytes(), "founded on a liar's model"
-                self.identity = identity
-            case Record(decision):
-                self.record(decision)
+                assert not self.disk.founded, "founded twice"
+                keys = dict(zip(identity.roster.names, identity.roster.keys, strict=True))
+                model = self.settings.identity(MANIFEST, BASE, keys=keys, federator=self.federator)
+                assert identity == model, "founded on a liar's model"
+                assert all(key in (b"", PUBLIC[name]) for name, key in keys.items()), "founded with another's key"
+                self.disk.found(identity)
+            case Record(decision, head):
+                self.record(decision, head)
             case Send(stream, message):
                 self.down(stream, message)
             case Replay(stream, first, stop):
                 assert stop <= len(self.ledger), "a commit is sent that is not on disk"
-                for message in catch_up(first, [entry.scalars for entry in self.ledger[first:stop]], chunk=16):
+                for message in catch_up(self.disk, first, stop, chunk=100):
                     self.down(stream, message)
             case Alarm(number, extension, seconds):
                 self.after(seconds, self.happens, Deadline(number, extension), self.incarnation)
@@ -216,13 +243,25 @@ class World:
         if isinstance(message, Committed):
             assert message.round < len(self.ledger), "a commit is sent that is not on disk"
             assert message.scalars == self.ledger[message.round].scalars
+            self.check_link(message)
+            (written,) = self.disk.written(message.round, message.round + 1)
+            message = replace(message, signature=written.signature)
         if isinstance(message, Welcome):
-            assert self.identity == message.identity, "welcomed to a run that is not on disk"
+            assert self.disk.identity.to_bytes() == message.identity, "welcomed to a run that is not on disk"
         self.travel(stream, "down", self.at_client, stream, encode(message))
 
-    def record(self, decision):
+    def check_link(self, message):
+        """Whoever holds the link before a commit comes to that on disk by what is sent with the commit."""
+        after = self.disk.head_at(message.round + 1)
+        anchor = Anchor(self.disk.head_at(message.round).link, message.ballots, self.disk.roster.digest)
+        assert after != self.disk.head or anchor.following(after.commit) == after.link
+
+    def record(self, decision, head):
         assert decision.round == len(self.ledger), "one commit per round, in order"
         self.check_decision(decision)
+        statement = link_statement(self.disk.identity.digest, head.rounds, head.link)
+        signature = sign(KEYS["federator"], statement) if self.signs else b""
+        assert self.disk.append(decision, signature) == head, "another link on disk than in memory"
         self.ledger.append(decision)
         self.weights.append(apply(self.weights[-1], decision.scalars))
 
@@ -233,10 +272,7 @@ class World:
         self.after(self.rng.random() * 2, self.restart_federator)
 
     def restart_federator(self):
-        if self.identity is None:
-            self.state = begin(self.settings)
-        else:
-            self.state = resume(self.settings, Founded.of(Identity.from_bytes(self.identity)), len(self.ledger))
+        self.state = restored(self.settings, self.disk, self.federator)
 
     # What goes wrong
 
@@ -307,14 +343,14 @@ def test_the_laws_hold_whatever_goes_wrong(block):
             assert client.commits == [decision.scalars for decision in world.ledger]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(100))
 def test_what_is_recorded_is_a_sound_ledger(seed):
-    world, ledger = World(seed).run(), Memory()
-    ledger.found(world.settings.identity(MANIFEST, BASE))
-    for decision in world.ledger:
-        ledger.append(decision)
-    report = verify(ledger)
-    assert (report.findings, report.aggregates) == ([], world.settings.agreement.rounds)
+    world = World(seed, signs=True).run()
+    report, rounds = verify(world.disk, expect=world.disk.identity.digest), world.settings.agreement.rounds
+    assert (report.findings, report.aggregates, report.signed) == ([], rounds, rounds)
+    assert report.votes == sum(len(decision.ballots) for decision in world.ledger)
+    for client in world.honest.values():
+        assert client.position.head == world.disk.head
 
 
 def test_a_seed_tells_the_same_story_twice():
