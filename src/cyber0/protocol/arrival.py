@@ -213,7 +213,7 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
     counts = state.who.key(client) == event.hello.key  # else from two rounds after its new key is written
     awaited = state.awaited | {client} if keeps_up and counts else state.awaited - {client}
-    gathering = state.gathering and len(state.present) < len(state.who.names)
+    gathering = state.gathering and len(state.present) < len(state.who.places.keys() - state.revoked)
     state = replace(state, awaited=awaited, gathering=gathering)
     if state.extension is None and not state.is_finished:
         state = replace(state, extension=0)

@@ -217,7 +217,11 @@ class Roster:
         changes, now = tuple(changes), self.in_force()
         for change in changes:
             _check_change(now, change)
-        revoked = sum(change.kind == "revoke" for change in changes)
+        _check_rounds(now.rounds, [change.number for change in changes if change.kind == "extend"])
+        names = [change.name for change in changes if change.kind == "revoke"]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise InvalidRoster(f"{min(twice)} is revoked already")
+        revoked = len(names)
         if revoked > len(now.names) - now.quorum:
             raise InvalidRoster(
                 f"{revoked} of {len(now.names)} clients would be revoked: a quorum of {now.quorum} must be left"
@@ -230,8 +234,6 @@ class Roster:
 
 def _check_change(now: Roster, change: Change) -> None:
     known = change.name in now.places
-    if change.kind == "extend" and change.number <= now.rounds:
-        raise InvalidRoster(f"rounds = {change.number}: the run has {now.rounds} already, give more")
     if change.kind == "admit" and not change.key:
         raise InvalidRoster(f"{change.name} cannot be admitted without a key")
     if change.kind == "admit" and now.key(change.name):
@@ -240,6 +242,13 @@ def _check_change(now: Roster, change: Change) -> None:
         raise InvalidRoster(f"{change.kind} {change.name}: {change.key.hex()[:16] or 'nothing'} is no public key")
     if change.kind in ("revoke", "rotate") and not known:
         raise InvalidRoster(f"{change.name} is not on the roster: {', '.join(now.names[:20])}")
+
+
+def _check_rounds(rounds: int, extended: list[int]) -> None:
+    for number in extended:
+        if number <= rounds:
+            raise InvalidRoster(f"rounds = {number}: the run has {rounds} already, give more")
+        rounds = number
 
 
 def canonical(fields: Any) -> bytes:
