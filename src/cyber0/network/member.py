@@ -179,8 +179,7 @@ class Member:
     def hello(self) -> Hello:
         """Return the Hello for a new stream."""
         self.welcomed, self.bye, self._sent, self._open = False, None, -1, -1
-        self._waiting.clear()
-        self._followed.clear()  # what was not applied yet comes again
+        self._forget_followed()
         knows = self.position is not None
         return Hello(
             self.name,
@@ -195,6 +194,11 @@ class Member:
             meaning=self.model.meaning,
             key=self._public,
         )
+
+    def _forget_followed(self) -> None:
+        """Forget the rounds that are not applied yet: they come again."""
+        self._waiting.clear()
+        self._followed.clear()
 
     def receive(self, messages: Iterable[FromFederator], send: Send) -> None:
         """Apply all commits among the messages, then vote in the newest open round: so a slow client catches up."""
@@ -247,6 +251,7 @@ class Member:
         elif welcome.identity != self.position.identity.to_bytes():
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
         self.welcomed, self._replayed = True, False
+        self._forget_followed()
         return self.audits.again()
 
     def _check_invited(self, identity: Identity) -> None:
@@ -277,14 +282,27 @@ class Member:
         )
 
     def _advance(self, send: Send) -> None:
-        """Follow the chain and apply the commits that are new; whoever audits every round applies none before that."""
-        while self._waiting or self._followed:
-            if self._waiting and not self.audits.holds:
-                self._follow(self._waiting.popleft(), send)
-            if self.audits.holds:
-                return
-            if not self._waiting:
+        """Follow the chain and apply the commits that are new.
+
+        Nothing is applied before the chain has led to the last link that this client has signed; and, where it audits
+        every round, before it has found the rounds right.
+        """
+        while self._waiting and not self.audits.holds:
+            self._follow(self._waiting.popleft(), send)
+            if not self._waiting and self._is_applicable:
                 self._apply()
+        if self._followed and self._is_applicable:
+            self._apply()
+            self._advance(send)
+
+    @property
+    def _is_applicable(self) -> bool:
+        return not self.audits.holds and self._tip >= self.store.newest
+
+    @property
+    def _tip(self) -> int:
+        """How many rounds it has followed, whether they are applied or not."""
+        return self._followed[-1].after.head.rounds if self._followed else self.commits
 
     def _follow(self, message: Committed | CatchUp, send: Send) -> None:
         position = self._followed[-1].after if self._followed else self.position
