@@ -175,7 +175,8 @@ def is_ours(step: Rule) -> bool:
     if isinstance(step, Composition):
         return step.ours
     function = step.func if isinstance(step, partial) else step
-    return any(function is ours for ours in OURS)
+    older = (rule for steps in OLDER.values() for rule in steps.values())
+    return any(function is ours for ours in (*OURS, *older))
 
 
 def is_isometric(rule: Rule) -> bool:

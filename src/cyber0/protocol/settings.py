@@ -18,7 +18,7 @@ from cyber0.protocol.roster import Roster
 
 __all__ = ["Settings"]
 
-OWN = ("federator", "rotates")  # what the JSON of an invitation does not have
+OWN = ("federator", "rotates", "semantics")  # what the JSON of an invitation does not have
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Settings:
     evaluate_every: int = 10
     federator: bytes = b""  # of an invitation: the public key that signs the chain
     rotates: bool = False  # of a federator: whether a client that comes with a new key may go on with it
+    semantics: int = aggregation.SEMANTICS  # of a federator: the version of what the rule computes
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
@@ -98,9 +99,11 @@ class Settings:
         identity = ledger.identity
         if identity.protocol == 1:
             raise InvalidConfig("the ledger holds a run of version 1: it can be verified and replayed, not continued")
+        options["semantics"] = identity.semantics
         found = cls(identity.agreement, identity.roster.names, identity.keep_votes, **options)
         if asked is None:
             return found
+        asked = replace(asked, semantics=identity.semantics)
         if canonical_rule(found.agreement.rule) == asked.agreement.rule:  # a ledger keeps the spelling it began with
             agreement = asked.agreement.model_copy(update={"rule": found.agreement.rule})
             asked = replace(asked, agreement=agreement)
@@ -125,7 +128,7 @@ class Settings:
     @cached_property
     def rule(self) -> aggregation.Composition:
         """The rule that aggregates votes. Not for clients: it may be code that the federator names."""
-        return aggregation.get_rule(self.agreement.rule)
+        return aggregation.get_rule(self.agreement.rule, self.semantics)
 
     @cached_property
     def quorum(self) -> int:
@@ -207,7 +210,8 @@ class Settings:
             known = None
         roster = Roster.of(self.agreement, self.roster, keys, self.quorum)
         digests = manifest.hex(), base.hex()
-        return Identity(self.agreement, roster, *digests, known, self.keep_votes, dict(meaning or {}), federator)
+        rest = known, self.keep_votes, dict(meaning or {}), federator
+        return Identity(self.agreement, roster, *digests, *rest, semantics=self.semantics)
 
     def invitation(self, federator: bytes = b"", certificate: bytes = b"") -> Invitation:
         """Return what a client that asks is sent, with the federator's public key and the certificate of that key."""
