@@ -10,7 +10,7 @@ from tests.protocol.bench import settings as agreed
 from tests.protocol.ledgers import PUBLIC, append, decisions, fill
 from tests.protocol.ledgers import identity as signed_run
 
-from cyber0.errors import InvalidExport, InvalidRoster
+from cyber0.errors import Cyber0Error, InvalidExport, InvalidRoster
 from cyber0.protocol import export
 from cyber0.protocol.chain import advance, ballots_hash, genesis
 from cyber0.protocol.events import HangUp, Notice, Proposed
