@@ -57,6 +57,7 @@ def test_a_federator_without_torch_stops_and_is_continued_from_its_ledger_alone(
     serve = ["serve", "--ledger", ledger, "--listen", address]
     federator = command(*serve, *RUN, "--rounds", "150", blocked=True)
     clients = [join(address, f"client-{number}", tmp_path, "--evaluate", fresh=number == 0) for number in range(3)]
+    until(federator, "a commit is final once 3 of 3 invited clients have voted after it: the quorum is 3")
     until(federator, "client-2 is here")
     federator.send_signal(signal.SIGTERM)
     out, _ = federator.communicate()

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from cyber0.aggregation import RULES, mean
 from cyber0.cli import app
-from cyber0.errors import InvalidIdentity, InvalidLedger, InvalidSigner
+from cyber0.errors import InvalidConfig, InvalidIdentity, InvalidLedger, InvalidSigner
 from cyber0.protocol import export
 from cyber0.protocol.chain import Seal
 from cyber0.protocol.ledger import Memory
@@ -526,7 +526,7 @@ def test_the_command(copy, tmp_path):
     assert result.exit_code == 0, result.output
     assert "8, 8 of them aggregated again" in result.output
     assert "NOT SOUND" not in result.output
-    assert isinstance(invoke("verify", copy, "--head", "12").exception, InvalidLedger)
+    assert isinstance(invoke("verify", copy, "--head", "12").exception, InvalidConfig)
     edit(copy, ("UPDATE ballots SET client = ? WHERE round = 3 AND place = 0", (ROSTER[1],)))
     result = invoke("verify", copy)
     assert result.exit_code == 1

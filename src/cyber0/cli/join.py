@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from cyber0.cli.errors import keeping
-from cyber0.cli.ledger import line
+from cyber0.cli.ledger import digest_of, line
 from cyber0.cli.serve import is_loopback
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network.handshake import refusal
@@ -133,22 +133,6 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
 
         outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     _print(console, outcome, options["out"])
-
-
-def digest_of(text: str | None, option: str) -> bytes | None:
-    """Return the digest that an option gives in hexadecimal.
-
-    >>> digest_of("12ab", "--expect")
-    Traceback (most recent call last):
-    cyber0.errors.InvalidConfig: --expect 12ab: a digest is 64 hexadecimal digits
-    """
-    try:
-        digest = None if text is None else bytes.fromhex(text)
-    except ValueError:
-        digest = b""
-    if digest is not None and len(digest) != 32:
-        raise InvalidConfig(f"{option} {text}: a digest is 64 hexadecimal digits")
-    return digest
 
 
 def _check_handshake(address: str, tls: Path) -> None:

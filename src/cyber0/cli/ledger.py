@@ -1,5 +1,6 @@
 """`cyber0 ledger`: look at a run's ledger, share the run as one small file, make a ledger of such a file."""
 
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from cyber0.protocol.records import Verdict
 from cyber0.protocol.sqlite import File
 from cyber0.replay import open_ledger
 
-__all__ = ["ledger"]
+__all__ = ["digest_of", "ledger", "line", "printable"]
 
 ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, export it, import it.")
 
@@ -37,9 +38,34 @@ def _a_file(run: Path) -> Path:
 Run = Annotated[Path, typer.Argument(help="A ledger, or an exported run.", show_default=False, callback=_a_file)]
 
 
+def printable(text: str) -> str:
+    r"""Return a text with what moves a cursor or changes colours written out.
+
+    >>> printable("ann\x1b[2J")
+    'ann\\x1b[2J'
+    """
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def line(console: Console, name: str, value: object) -> None:
-    """Print a name and a value on one line, without markup."""
-    console.print(f"{name:16} {value}", markup=False, highlight=False, soft_wrap=True)
+    """Print a name and a value on one line, without markup and without what a file could tell a terminal."""
+    console.print(printable(f"{name:16} {value}"), markup=False, highlight=False, soft_wrap=True)
+
+
+def digest_of(text: str | None, option: str) -> bytes | None:
+    """Return the digest that an option gives in hexadecimal.
+
+    >>> digest_of("12ab", "--expect")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: --expect 12ab: a digest is 64 hexadecimal digits
+    """
+    try:
+        digest = None if text is None else bytes.fromhex(text)
+    except ValueError:
+        digest = b""
+    if digest is not None and len(digest) != 32:
+        raise InvalidConfig(f"{option} {text}: a digest is 64 hexadecimal digits")
+    return digest
 
 
 @ledger.command()
@@ -49,6 +75,7 @@ def show(file: Run) -> None:
     with open_ledger(file) as run:
         _show_run(console, run)
         line(console, "size", f"{file.stat().st_size:,} bytes")
+        _show_parties(console, run)
         if isinstance(run, File):
             console.print(_table(run))
         if run.imported:
@@ -81,11 +108,28 @@ def _show_run(console: Console, run: Ledger) -> None:
         )
 
 
+def _show_parties(console: Console, run: Ledger) -> None:
+    """Show who takes part from the next round on, by which keys, and what is about to change."""
+    identity, roster = run.identity, run.roster
+    line(console, "federator", f"key {identity.federator.hex()}" if identity.federator else "no key")
+    line(console, "links", "signed, and the votes on them" if identity.signs else "not signed")
+    if identity.protocol > 1:
+        line(console, "quorum", f"{roster.quorum} of {len(roster.names)}, {roster.byzantine} of whom may lie")
+    for name, key in zip(roster.names, roster.keys, strict=True):
+        line(console, "client", f"{name}, {'key ' + key.hex()[:16] if key else 'no key yet'}")
+    for change in roster.pending:
+        line(console, "pending", f"{change.text}, from the round after the next on")
+    if run.reports:
+        marks = Counter(report.fingerprint for report in run.reports)
+        said = ", ".join(f"{mark:016x} by {count}" for mark, count in marks.most_common())
+        line(console, "reports", f"of {len(run.reports)} clients at the end, signed: {said}")
+
+
 def _table(run: File) -> Table:
     verdicts = get_args(Verdict)
     table = Table("client", *verdicts, title="ballots")
     for client, counts in run.counts().items():
-        table.add_row(escape(client), *(f"{counts.get(verdict, 0):,}" for verdict in verdicts))
+        table.add_row(escape(printable(client)), *(f"{counts.get(verdict, 0):,}" for verdict in verdicts))
     return table
 
 

@@ -69,6 +69,13 @@ def serve(
     no_votes: Annotated[
         bool, typer.Option("--no-votes", help="Keep only digests of the votes in the ledger, not their values.")
     ] = False,
+    own_rule: Annotated[
+        bool,
+        typer.Option(
+            "--own-rule",
+            help="Allow a rule that the ledger names as package.module:object to be imported: only if it is yours.",
+        ),
+    ] = False,
     **options: Any,
 ) -> None:
     """Serve a federation: decide each round from the clients' votes. Needs no model, no data and no torch."""
@@ -78,6 +85,8 @@ def serve(
     anything = bool(recipe or given or roster or no_votes)
     asked = _asked(recipe, given, roster, no_votes, timing) if anything or not ledger.exists() else None
     with File(ledger) as file:
+        if asked is None and not own_rule:
+            refuse_code(file)
         settings = Settings.of_ledger(file, asked, **timing)
         signer = key or (federator_key(tls) if tls else None)
         with keeping(lambda: kept(file)):
@@ -101,6 +110,14 @@ def _asked(
     return settings
 
 
+def refuse_code(ledger: File) -> None:
+    """Refuse a ledger whose rule is code, if nobody but the file has named it."""
+    if ledger.founded and ":" in (rule := ledger.identity.agreement.rule):
+        raise InvalidConfig(
+            f"rule = {rule!r} in {ledger.path} is code that would be imported here: say --own-rule if it is yours"
+        )
+
+
 def kept(ledger: File) -> str:
     """Return what a federator that stops leaves behind, and how to go on; nothing where the run is finished."""
     if not ledger.founded:
@@ -108,9 +125,10 @@ def kept(ledger: File) -> str:
     rounds, all_rounds = ledger.head.rounds, ledger.roster.last
     if rounds >= all_rounds:
         return ""
+    own = " --own-rule" if ":" in ledger.identity.agreement.rule else ""
     return (
-        f"{rounds:,} of {all_rounds:,} rounds are kept in {ledger.path}; go on by cyber0 serve --ledger {ledger.path}, "
-        "with the same --listen and --tls"
+        f"{rounds:,} of {all_rounds:,} rounds are kept in {ledger.path}; go on by cyber0 serve --ledger {ledger.path}"
+        f"{own}, with the same --listen and --tls"
     )
 
 

@@ -1,23 +1,27 @@
-"""`cyber0 verify`: check a ledger or an exported run."""
+"""`cyber0 verify`: check a ledger, an exported run, or evidence."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from cyber0.cli.ledger import Run, line
+from cyber0.cli.ledger import Run, digest_of, line
 from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen
-from cyber0.errors import InvalidLedger
+from cyber0.errors import InvalidEvidence
+from cyber0.network.key_files import certificate
 from cyber0.parameters import Parameters
 from cyber0.progress import Progress
+from cyber0.protocol.evidence import LARGEST, is_evidence, judge
+from cyber0.protocol.export import is_export
+from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.signing import public_key
 from cyber0.protocol.verify import Report
 from cyber0.protocol.verify import verify as check
 from cyber0.replay import open_ledger, rebuild
 
-__all__ = ["verify"]
+__all__ = ["conclusion", "verify"]
 
 
 def verify(
@@ -32,6 +36,13 @@ def verify(
     signer: Annotated[
         Path | None, typer.Option(help="The federator's certificate or public key (PEM): check the signatures.")
     ] = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option(help="The certificate of the authority (ca.pem) that must vouch for the keys of all parties."),
+    ] = None,
+    expect: Annotated[
+        str | None, typer.Option(help="The run's digest, in hexadecimal, which covers the keys it began with.")
+    ] = None,
     own_rule: Annotated[
         bool,
         typer.Option(
@@ -42,29 +53,48 @@ def verify(
     data: Data = None,
     model: Model = None,
 ) -> None:
-    """Check a run's record: its chain of hashes, every aggregate from its votes, its signatures, its final model."""
+    """Check a run's record, or evidence: who said every number, every aggregate, the chain, the final model."""
     check_task_options(base, data, model)
     console = Console()
-    key = None if signer is None else public_key(signer)
+    if is_evidence(_beginning(run)):
+        _judge(console, run, own_rule)
+        return
+    known: dict[str, Any] = {
+        "head": digest_of(head, "--head"),
+        "expect": digest_of(expect, "--expect"),
+        "signer": None if signer is None else public_key(signer),
+        "authority": None if authority is None else certificate(authority),
+    }
     with open_ledger(run) as ledger:
         with Progress(console, "verifying", ledger.head.rounds) as progress:
-            report = check(ledger, head=_known(head), signer=key, own_rule=own_rule, watch=progress.update)
-        if base is not None and report.sound:
+            report = check(ledger, own_rule=own_rule, watch=progress.update, **known)
+        if base is not None and not report.findings:
             _, parameters = begun_with(ledger, base, data, model)
             _check_model(console, report, ledger, parameters, device)
-    _print(console, report)
-    if not report.sound:
+        _print(console, report, ledger)
+    if report.findings or not (report.sound or is_export(run)):  # an exported run has no votes
         raise typer.Exit(1)
 
 
-def _known(head: str | None) -> bytes | None:
+def _beginning(run: Path) -> bytes:
     try:
-        known = None if head is None else bytes.fromhex(head)
-    except ValueError:
-        known = b""
-    if known is not None and len(known) != 32:
-        raise InvalidLedger(f"--head {head}: a hash is 64 hexadecimal digits")
-    return known
+        with run.open("rb") as file:
+            return file.read(64)
+    except OSError:  # what reads it next says why
+        return b""
+
+
+def _judge(console: Console, file: Path, own_rule: bool) -> None:
+    """Print whom a file of evidence accuses, and of what; raise an error if it proves nothing."""
+    if (size := file.stat().st_size) > LARGEST:
+        raise InvalidEvidence(f"{file} has {size:,} bytes: evidence has at most {LARGEST:,}")
+    judged = judge(file.read_bytes(), own_rule)
+    line(console, "run", judged.run.hex())
+    line(console, "who", judged.party)
+    line(console, "key", judged.key.hex())
+    line(console, "did what", judged.text)
+    line(console, "proven", "who holds that key has signed what the protocol forbids")
+    line(console, "not proven", "who holds that key: compare it with the certificate or the roster that you trust")
 
 
 def _check_model(console: Console, report: Report, ledger: Ledger, parameters: Parameters, device: str) -> None:
@@ -83,13 +113,48 @@ def _check_model(console: Console, report: Report, ledger: Ledger, parameters: P
         )
 
 
-def _print(console: Console, report: Report) -> None:
+def _print(console: Console, report: Report, ledger: Ledger) -> None:
     line(console, "rounds", f"{report.head.rounds:,}, {report.aggregates:,} of them aggregated again from their votes")
-    line(console, "head", report.head.commit.hex())
+    line(console, "run", ledger.identity.digest.hex())
+    line(console, "head", (report.head.link or report.head.commit).hex())
+    if ledger.identity.signs:
+        line(console, "signed votes", f"{report.votes:,}")
+        line(console, "final commits", f"{report.final:,} of {report.head.rounds:,}")
     if report.signed is not None:
         line(console, "signed", f"up to round {report.signed:,}")
     for note in report.notes:
         line(console, "note", note)
     for finding in report.findings:
         line(console, "WRONG", finding)
-    line(console, "verdict", "sound" if report.sound else "NOT SOUND")
+    line(console, "verdict", report.verdict)
+    proven, unproven = conclusion(report, ledger.identity)
+    line(console, "proven", proven)
+    line(console, "not proven", unproven)
+
+
+def conclusion(report: Report, identity: Identity) -> tuple[str, str]:
+    """Return what a check has proven and what it has not, in a sentence each."""
+    if report.findings:
+        return "nothing", "anything: no federator that keeps to the protocol writes such a record"
+    proven = [f"{report.head.rounds:,} commits follow one another"]
+    if report.aggregates:
+        proven.append(f"{report.aggregates:,} are what {identity.agreement.rule} makes of the votes, to the bit")
+    if report.votes:
+        whose = f"by keys known by {report.authors}" if report.authors else "by the keys in the chain"
+        proven.append(f"every vote here is signed {whose}")
+    if report.signed and identity.signs:
+        proven.append("the federator has signed it")
+    return "; ".join(proven), "; ".join([*_unproven(report, identity), "that clients told the truth about their data"])
+
+
+def _unproven(report: Report, identity: Identity) -> list[str]:
+    unproven: list[str] = []
+    if not identity.signs:
+        unproven.append("who cast the votes, which are not signed")
+    elif report.authors:
+        unproven.append("that each key is a client of its own: who gave the keys out can have invented clients")
+    else:
+        unproven.append("whose keys these are: give --authority or --expect")
+    if rest := report.head.rounds - report.aggregates:
+        unproven.append(f"that {rest:,} commits are what the rule makes of the votes")
+    return unproven

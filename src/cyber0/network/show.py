@@ -36,6 +36,7 @@ class Show:
         self.federator = federator
         how = "with TLS" if secure else "without TLS: anybody can pretend to be any client"
         self._print(f"listening at {address}, {how}; {federator.state.round} rounds are in the ledger")
+        self._print(federator.settings.finality(federator.state.who))
 
     def notice(self, text: str) -> None:
         """Show a sentence; on a terminal the table shows it."""

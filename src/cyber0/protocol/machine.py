@@ -110,7 +110,7 @@ def _propose(state: State, changes: tuple[Change, ...]) -> Transition:
     except Cyber0Error as error:
         return state, [Notice(f"the roster stays as it is: {error}")]
     gone = {change.name for change in changes if change.kind == "revoke"}
-    effects: list[Effect] = [Notice(_sentence(change)) for change in changes]
+    effects: list[Effect] = [Notice(f"{change.text}: in force two rounds after it is written") for change in changes]
     for client in sorted(gone & state.present.keys()):
         stream = state.present[client].stream
         effects += [Send(stream, Bye("it is revoked", final=True)), HangUp(stream, "it is revoked")]
@@ -137,18 +137,6 @@ def _before_enrolment(state: State) -> Roster:
     new = {change.name for change in state.proposed if change.kind == "admit"}
     roster = state.who
     return replace(roster, keys=tuple(b"" if n in new else k for n, k in zip(roster.names, roster.keys, strict=True)))
-
-
-def _sentence(change: Change) -> str:
-    what = {
-        "admit": f"{change.name} is admitted with the key {change.key.hex()[:16]}",
-        "revoke": f"{change.name} is revoked",
-        "rotate": f"{change.name} has a new key, {change.key.hex()[:16]}",
-        "extend": f"the run has {change.number} rounds",
-        "byzantine": f"{change.number} clients may lie",
-        "quorum": f"{change.number} votes decide a round",
-    }
-    return f"{what[change.kind]}: in force two rounds after it is written"
 
 
 def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:

@@ -43,6 +43,20 @@ class Change:
     number: int = 0
     signature: bytes = b""
 
+    @property
+    def text(self) -> str:
+        """The change in words."""
+        key = self.key.hex()[:16]
+        words = {
+            "admit": f"{self.name} is admitted with the key {key}",
+            "revoke": f"{self.name} is revoked",
+            "rotate": f"{self.name} has a new key, {key}",
+            "extend": f"the run has {self.number} rounds",
+            "byzantine": f"{self.number} clients may lie",
+            "quorum": f"{self.number} votes decide a round",
+        }
+        return words[self.kind]
+
     def fields(self) -> list[Any]:
         """Return the change as a list that JSON can hold."""
         return [self.kind, self.name, self.key.hex(), self.number, self.signature.hex()]

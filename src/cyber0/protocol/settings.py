@@ -154,6 +154,21 @@ class Settings:
             raise InvalidConfig(f"quorum = {asked}: {self.agreement.rule} needs at least {least} votes")
         return max(least, final) if invited - byzantine >= final else least
 
+    def finality(self, roster: Roster) -> str:
+        """Return when commits become final with a roster, in a sentence: for clients that check every round.
+
+        >>> settings = Settings.of(RunConfig(clients=10, byzantine=2))
+        >>> settings.finality(settings.first)
+        'a commit is final once 7 of 10 invited clients have voted after it: the quorum is 7'
+        """
+        invited = invited_of(self.agreement, len(roster.names))
+        needed = (invited + roster.byzantine) // 2 + 1
+        once = f"a commit is final once {needed} of {invited} invited clients have voted after it"
+        if roster.quorum < needed:
+            return f"{once}, but the quorum is {roster.quorum}: rounds may be decided that make none final"
+        stop = f"; the {roster.byzantine} that may lie can stop the run by staying away"
+        return f"{once}: the quorum is {roster.quorum}" + stop * (invited - roster.byzantine < roster.quorum)
+
     @property
     def founders(self) -> int:
         """How many of the roster must bring the same model to found the run.

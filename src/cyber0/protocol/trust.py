@@ -11,7 +11,7 @@ from cyber0.protocol.identity import Identity
 from cyber0.protocol.roster import Change, Roster
 from cyber0.protocol.signing import PublicKey, encoded, is_by
 
-__all__ = ["certified", "vouched"]
+__all__ = ["certified", "unpinned", "vouched"]
 
 FEDERATOR, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
@@ -56,6 +56,18 @@ def certified(
             if key and (name, key) not in known:
                 return f"no certificate of this authority is here for the key {key.hex()[:16]} of {name}"
     return ""
+
+
+def unpinned(identity: Identity, rosters: Iterable[Roster]) -> list[str]:
+    """Return the clients with a key that is neither that of the run's beginning nor signed for with the one before."""
+    known, names = set(zip(identity.roster.names, identity.roster.keys, strict=True)), dict[str, None]()
+    for roster in rosters:
+        for change in roster.pending:
+            if change.kind == "rotate" and _handed_over(identity, roster, change):
+                known.add((change.name, change.key))
+        entries = zip(roster.names, roster.keys, strict=True)
+        names.update(dict.fromkeys(name for name, key in entries if key and (name, key) not in known))
+    return list(names)
 
 
 def _handed_over(identity: Identity, roster: Roster, change: Change) -> bool:

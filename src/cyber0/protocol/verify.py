@@ -18,7 +18,7 @@ from cyber0.protocol.ledger import Report as Said
 from cyber0.protocol.records import Decision, from_wire
 from cyber0.protocol.roster import Roster
 from cyber0.protocol.signing import PublicKey, encoded, is_by, is_signed
-from cyber0.protocol.trust import certified
+from cyber0.protocol.trust import certified, unpinned
 
 __all__ = ["Report", "verify"]
 
@@ -97,7 +97,7 @@ def verify(
         _check_seals(report, ledger.identity, seals, heads)
         _check_signer(report, ledger.identity, seals, signer)
         _check_known(report, heads, head)
-        _check_expected(report, ledger.identity, expect)
+        _check_expected(report, ledger.identity, checker.rosters, expect)
         _check_authority(report, ledger, checker.rosters, authority)
         _check_reports(report, ledger, heads, checker.rosters)
         _note(report, ledger, own_rule)
@@ -266,11 +266,13 @@ def _check_known(report: Report, heads: list[Head], known: bytes | None) -> None
     report.findings.append(f"the known head {known.hex()} is not in its chain: the tail was rewritten or cut off")
 
 
-def _check_expected(report: Report, identity: Identity, expect: bytes | None) -> None:
+def _check_expected(report: Report, identity: Identity, rosters: list[Roster], expect: bytes | None) -> None:
     if expect is None:
         return
     if expect != identity.digest:
         report.findings.append(f"this is the run {identity.digest.hex()}, not the expected {expect.hex()}")
+    elif later := unpinned(identity, rosters):
+        report.notes.append(f"the run's digest does not cover the keys of {', '.join(later)}: they were written later")
     elif identity.signs:
         report.authors = "the run's digest"
 
