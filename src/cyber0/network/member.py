@@ -18,6 +18,7 @@ from cyber0.protocol.chain import Anchor, Head, done_statement, vote_statement
 from cyber0.protocol.evidence import fork
 from cyber0.protocol.identity import Identity, meaning_from
 from cyber0.protocol.messages import (
+    VERSION,
     Audit,
     Bye,
     CatchUp,
@@ -38,7 +39,7 @@ from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, encoded, sign
 from cyber0.replay.weights import Weights
 
-__all__ = ["Member", "Model"]
+__all__ = ["Member", "Model", "check_version"]
 
 Send = Callable[[FromClient], None]
 MAX_REPLAYS = 3  # of one process: a client whose weights are wrong again and again has another problem
@@ -239,6 +240,7 @@ class Member:
 
     def _on_welcome(self, welcome: Welcome) -> list[Audit]:
         """Check that the run is the one it was invited to, or that it has been in before, and store which it is."""
+        check_version(welcome.version)
         if self.position is None:
             try:
                 identity = Identity.from_bytes(welcome.identity, welcome.roster)
@@ -436,6 +438,20 @@ class Member:
             self.audits.begin(self.position.identity, 0)
         self._snapshot_at, self._replayed = 0, True
         self.evaluation, self.welcomed = None, False
+
+
+def check_version(version: int) -> None:
+    """Refuse a federator of another version.
+
+    >>> check_version(1)
+    Traceback (most recent call last):
+    cyber0.errors.Refused: the federator speaks version 1 of the protocol, and this client 2: both need the same cyber0
+    """
+    if version != VERSION:
+        raise Refused(
+            f"the federator speaks version {version} of the protocol, and this client {VERSION}: both need the same "
+            "cyber0"
+        )
 
 
 def position_facts(position: Position) -> dict[str, str]:

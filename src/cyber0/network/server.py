@@ -398,7 +398,7 @@ class Federator:
         if not self._hellos.allow(client if client in self.tally.clients else ""):  # strangers share one allowance
             self._dismiss(connection, Bye("too many Hellos: come again later"))
             return
-        if connection.key and hello.key != connection.key:
+        if connection.key and hello.key != connection.key and hello.version == VERSION:
             self._dismiss(connection, Bye("its key is not that of its certificate: sign with that one", final=True))
             return
         connection.stream = connection.stream or ClientStream(client, connection.number)

@@ -19,7 +19,7 @@ from cyber0.errors import Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.liars import Liar
-from cyber0.network.member import Member, Model
+from cyber0.network.member import Member, Model, check_version
 from cyber0.network.store import Store
 from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
@@ -297,6 +297,7 @@ class _Session:
             raise Refused(f"the federator refuses this client: {message.reason}")
         if not isinstance(message, Invitation):
             raise asyncio.InvalidStateError
+        check_version(message.version)
         settings = Settings.from_invitation(message)
         check_federator(message, self.authority)
         self._limit = size_limit(settings.plan.scalars)
