@@ -138,7 +138,7 @@ class Roster:
         """The client of each public key."""
         return {key: name for name, key in zip(self.names, self.keys, strict=True) if key}
 
-    @property
+    @cached_property
     def last(self) -> int:
         """How many rounds there are; an extension counts as soon as it is written."""
         return max([self.rounds, *(change.number for change in self.pending if change.kind == "extend")])
@@ -207,6 +207,8 @@ class Roster:
 
     def in_force(self) -> "Roster":
         """Return the roster with the pending changes made."""
+        if not self.pending:
+            return self
         entries = dict(zip(self.names, self.keys, strict=True))
         numbers = {"extend": self.rounds, "byzantine": self.byzantine, "quorum": self.quorum}
         for change in self.pending:
@@ -229,6 +231,8 @@ class Roster:
         cyber0.errors.InvalidRoster: 1 of 3 clients would be revoked: a quorum of 3 must be left
         """
         changes, now = tuple(changes), self.in_force()
+        if not changes:
+            return
         for change in changes:
             _check_change(now, change)
         _check_rounds(now.rounds, [change.number for change in changes if change.kind == "extend"])
