@@ -170,6 +170,7 @@ REFUSED = [
     ([Change("revoke", "fay")], "fay is not on the roster"),
     ([Change("revoke", name) for name in ("ann", "bob", "cy")], "3 of 5 clients would be revoked: a quorum of 3"),
     ([Change("revoke", "ann")] * 2, "ann is revoked already"),
+    ([Change("revoke", "ann"), Change("rotate", "ann", PUBLIC["fay"])], "one round takes one change of a client"),
     ([Change("byzantine", number=3)], "byzantine = 3 of 5 clients: fewer than half may lie"),
     ([Change("quorum", number=2)], "quorum = 2 of 5 clients"),
     ([Change("extend", number=100)], "rounds = 100: the run has 100 already, give more"),
@@ -243,14 +244,77 @@ def test_an_admitted_client_counts_from_the_boundary_on_and_a_revoked_one_before
 def test_a_revoked_client_is_cut_off_at_once_and_told():
     machine = bench(rounds=9)
     effects = machine(Proposed((Change("revoke", "dan"),)))
-    assert [effect.reason for effect in effects if isinstance(effect, HangUp)] == ["it is revoked"]
-    assert machine.sent("dan", Bye)[-1].final
+    reasons = [effect.reason for effect in effects if isinstance(effect, HangUp)]
+    assert reasons == ["it is revoked as soon as that is written"]
     assert "dan" not in machine.state.present
     machine.come("dan", stream=1)
-    assert machine.sent("dan", Bye)[-1].reason == "it is revoked"
+    assert machine.sent("dan", Bye)[-1] == Bye(*reasons, final=False)  # the federator may die before
     for name in ROSTER[:3]:
         machine.vote(name, 1.0)
     assert machine.commits == [1.0]  # nobody waits for it
+    machine.come("dan", stream=2)
+    assert machine.sent("dan", Bye)[-1] == Bye("it is revoked", final=True)
+
+
+def test_a_client_whose_key_is_replaced_is_cut_off_when_the_new_one_counts():
+    machine = bench(rounds=9)
+    machine(Proposed((Change("rotate", "dan", KEYS["eve"]),)))
+    for number in range(3):
+        assert ("dan" in machine.state.present) == (number < 2)
+        for name in ROSTER:
+            machine.vote(name, 1.0)
+    assert machine.sent("dan", Bye) == [Bye("its key was replaced by another: join with the new one", final=True)]
+    assert len(machine.commits) == 3  # nobody waits for it
+
+
+def test_a_client_comes_back_only_if_it_is_admitted_again():
+    machine = bench(rounds=20)
+
+    def play():
+        for name in ROSTER[:3]:
+            machine.vote(name, 1.0)
+        return machine.come("dan", stream=machine.state.round, commits=machine.state.round)
+
+    machine(Proposed((Change("revoke", "dan"),)))
+    for reason in ["it is revoked", "it is not on the roster"]:
+        play()
+        assert machine.sent("dan", Bye)[-1] == Bye(reason, final=True)
+    machine(Proposed((Change("admit", "dan", KEYS["dan"]),)))
+    play()
+    assert "dan" in machine.state.present
+    assert machine.vote("dan", 1.0, stream=machine.state.round)[-1].message.reason.startswith("its key is not in")
+    play()
+    machine.vote("dan", 1.0, stream=machine.state.round)
+    play()
+    assert "dan" in {ballot.client for ballot in machine.decisions[-1].ballots}
+
+
+def test_a_client_that_is_admitted_again_while_its_revocation_is_pending_is_not_lost():
+    machine = bench(rounds=20)
+    for change in (Change("revoke", "dan"), Change("admit", "dan", KEYS["dan"])):
+        machine(Proposed((change,)))
+        for name in ROSTER[:3]:
+            machine.vote(name, 1.0)
+    assert "dan" not in machine.state.who.places
+    for name in ROSTER[:3]:
+        machine.vote(name, 1.0)
+    assert machine.state.who.key("dan") == KEYS["dan"]
+
+
+def test_who_is_cut_off_does_not_stop_a_round_that_needs_the_old_quorum():
+    """Three of ten go, so that seven are left for a quorum of seven: nobody else can go before they are gone."""
+    machine = bench(roster=(*"abcdefgh", "eve", "fay"), byzantine=2, rounds=20)
+    assert machine.state.who.quorum == 7
+    machine(Proposed(tuple(Change("revoke", name) for name in "abc")))
+    stay = (*"defgh", "eve", "fay")
+    for text in ("4 of 10 clients would be revoked", "1 of 10 clients would be revoked before 3 others are gone"):
+        machine(Proposed((Change("revoke", "d"),)))
+        assert text in machine.of(Notice)[-1].text
+        for name in stay:
+            machine.vote(name, 1.0)
+    assert len(machine.commits) == 2
+    machine(Proposed((Change("revoke", "d"),)))
+    assert "d is revoked" in machine.of(Notice)[-1].text
 
 
 def test_the_quorum_goes_with_the_roster():

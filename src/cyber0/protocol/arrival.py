@@ -13,9 +13,12 @@ from cyber0.protocol.roster import Change
 from cyber0.protocol.signing import decoded
 from cyber0.protocol.state import State, Transition
 
-__all__ = ["DIVERGED", "arrive", "farewell", "found", "leave"]
+__all__ = ["DIVERGED", "REPLACED", "REVOKING", "arrive", "farewell", "found", "keys_of", "leave"]
 
 DIVERGED = "its weights differ from the majority's: it must replay from round 0"
+REVOKED = "it is revoked"
+REVOKING = "it is revoked as soon as that is written"  # it may come again if the federator dies before
+REPLACED = "its key was replaced by another: join with the new one"
 
 
 def arrive(state: State, event: Arrived) -> Transition:
@@ -62,8 +65,8 @@ def _refusal(state: State, event: Arrived) -> str:
     if hello.name != client:
         return f"it calls itself {hello.name!r}, but its certificate says {client!r}"
     if client in state.revoked:
-        return "it is revoked"
-    if client not in state.who.places:
+        return REVOKED if client not in state.who.in_force().places else REVOKING
+    if client not in state.who.places and client not in state.who.in_force().places:
         return "it is not on the roster"
     if reason := _other_key(state, client, hello.key):
         return reason
@@ -82,7 +85,7 @@ def _other_key(state: State, client: str, key: bytes) -> str:
         return "it sends no public key that its votes could be checked by"
     if (owner := known.get(key)) not in (None, client):
         return f"its key is that of {owner}: every client needs its own"
-    ours = _keys_of(state, client)
+    ours = keys_of(state, client)
     if not any(ours) or key in ours or state.settings.rotates:
         return ""
     return (
@@ -91,7 +94,7 @@ def _other_key(state: State, client: str, key: bytes) -> str:
     )
 
 
-def _keys_of(state: State, client: str) -> list[bytes]:
+def keys_of(state: State, client: str) -> list[bytes]:
     """Return a client's key on the roster, then those that are to replace it, in this order."""
     changes = (*state.who.pending, *state.proposed)
     return [state.who.key(client), *(change.key for change in changes if _gives_key(change, client))]
@@ -143,7 +146,7 @@ def _other_past(state: State, event: Arrived) -> str:
 
 def _refused(stream: ClientStream, reason: str) -> list[Effect]:
     diverged = reason == DIVERGED
-    bye = Bye(reason, final=not diverged, replay=diverged)
+    bye = Bye(reason, final=reason not in (DIVERGED, REVOKING), replay=diverged)
     return [Send(stream, bye), HangUp(stream, reason), Notice(f"{stream.client} is refused: {reason}")]
 
 
@@ -213,7 +216,7 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
     counts = state.who.key(client) == event.hello.key  # else from two rounds after its new key is written
     awaited = state.awaited | {client} if keeps_up and counts else state.awaited - {client}
-    gathering = state.gathering and len(state.present) < len(state.who.places.keys() - state.revoked)
+    gathering = state.gathering and not state.who.places.keys() <= state.present.keys() | state.revoked
     state = replace(state, awaited=awaited, gathering=gathering)
     if state.extension is None and not state.is_finished:
         state = replace(state, extension=0)
@@ -227,9 +230,9 @@ def _enrolled(state: State, client: str, key: bytes) -> State:
     That is a client that comes for the first time, whose votes count at once, or, where keys rotate by themselves, one
     with another key than before.
     """
-    known = _keys_of(state, client)
+    known = keys_of(state, client)
     if known[-1] == key or (any(known) and not state.settings.rotates):
         return state
     change = Change("rotate" if any(known) else "admit", client, key)
     others = tuple(other for other in state.proposed if not (other.kind == "rotate" and other.name == client))
-    return replace(state, proposed=(*others, change), roster=state.who.enrolled([change]))
+    return replace(state, proposed=(*others, change))

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from cyber0 import aggregation
-from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit
+from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit, InvalidRoster
 from cyber0.protocol.admission import Votes, add_late, admit, differing, set_apart
-from cyber0.protocol.arrival import DIVERGED, arrive, farewell, found, leave
+from cyber0.protocol.arrival import DIVERGED, REPLACED, REVOKING, arrive, farewell, found, keys_of, leave
 from cyber0.protocol.chain import advance, ballots_hash
 from cyber0.protocol.decide import decide
 from cyber0.protocol.events import (
@@ -40,7 +40,7 @@ from cyber0.protocol.records import Ballot, Decision, to_wire
 from cyber0.protocol.roster import Change, Roster, changes_to_bytes
 from cyber0.protocol.state import State, Transition, begin, resume
 
-__all__ = ["State", "begin", "resume", "step"]
+__all__ = ["State", "begin", "resume", "step", "with_proposed"]
 
 
 def step(state: State, event: Event) -> Transition:
@@ -103,40 +103,38 @@ def _reason_to_reject(state: State, event: Received, vote: Vote) -> str:
 
 def _propose(state: State, changes: tuple[Change, ...]) -> Transition:
     """Take changes of the roster, to be written with the open round; a client that is revoked is cut off at once."""
-    if state.identity is None:
-        return state, [Notice("the roster cannot be changed before the run is founded")]
     try:
-        proposed = _completed(state, (*state.proposed, *changes))
+        proposed = with_proposed(state, changes)
     except Cyber0Error as error:
         return state, [Notice(f"the roster stays as it is: {error}")]
     gone = {change.name for change in changes if change.kind == "revoke"}
     effects: list[Effect] = [Notice(f"{change.text}: in force two rounds after it is written") for change in changes]
     for client in sorted(gone & state.present.keys()):
         stream = state.present[client].stream
-        effects += [Send(stream, Bye("it is revoked", final=True)), HangUp(stream, "it is revoked")]
+        effects.append(HangUp(stream, REVOKING))
         state = leave(state, stream)
     return replace(state, proposed=proposed, revoked=state.revoked | gone), effects
 
 
-def _completed(state: State, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Return changes with the quorum that goes with them; raise an error if they cannot be made."""
-    plain = tuple(change for change in changes if change.kind != "quorum")
-    later = _before_enrolment(state).in_force()
-    later.check(plain)
+def with_proposed(state: State, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Return all changes that are to be written with the open round if these are, with the quorum that they make.
+
+    Raise `InvalidRoster` if they cannot be made, alone or together with those that others asked for in this round.
+    """
+    if state.identity is None or state.roster is None:
+        raise InvalidRoster("the roster cannot be changed before the run is founded: ask again when it has begun")
+    if state.is_finished:
+        raise InvalidRoster(f"all {state.who.last} rounds are decided: nothing can be written to this run any longer")
+    plain = tuple(change for change in (*state.proposed, *changes) if change.kind != "quorum")
+    state.roster.check(plain)
+    later = state.roster.in_force()
     names = [*later.names, *(c.name for c in plain if c.kind == "admit" and c.name not in later.places)]
     clients = len(names) - sum(change.kind == "revoke" for change in plain)
     byzantine = next((c.number for c in reversed(plain) if c.kind == "byzantine"), later.byzantine)
     quorum = state.settings.quorum_of(clients, byzantine)
     completed = plain if quorum == later.quorum else (*plain, Change("quorum", number=quorum))
-    later.check(completed)
+    state.roster.check(completed)
     return completed
-
-
-def _before_enrolment(state: State) -> Roster:
-    """Return the roster of the open round without the keys that are to be written with it."""
-    new = {change.name for change in state.proposed if change.kind == "admit"}
-    roster = state.who
-    return replace(roster, keys=tuple(b"" if n in new else k for n, k in zip(roster.names, roster.keys, strict=True)))
 
 
 def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
@@ -247,7 +245,7 @@ def _decision(state: State) -> tuple[Decision, Any]:
 
 
 def _commit(state: State, decision: Decision, effects: list[Effect]) -> Transition:
-    roster = _before_enrolment(state).after(decision.changes) if decision.changes else state.who.after(())
+    roster = (state.roster or state.who).after(decision.changes)
     head = advance(state.head, decision, roster)
     hashed, changes = ballots_hash(decision.ballots), changes_to_bytes(decision.changes)
     commit = Committed(decision.round, decision.scalars, hashed, changes=changes)
@@ -256,19 +254,26 @@ def _commit(state: State, decision: Decision, effects: list[Effect]) -> Transiti
     voted = frozenset(state.votes.counted) | frozenset(state.votes.judged)
     previous = state.head.link or b""
     state = replace(state, head=head, previous=previous, votes=Votes(), voted=voted, extension=0, tried=frozenset())
-    state = _in_force(replace(state, proposed=()), roster)
+    state, cut = _in_force(state, roster)
+    effects += cut
     if state.is_finished:
         bye = farewell(state)
-        ends = [Send(stream, bye) for stream in streams]
+        ends = [Send(event.stream, bye) for event in state.present.values()]
         return replace(state, extension=None), [*effects, *ends, Notice(bye.reason)]
     return state, [*effects, Alarm(state.round, 0, state.settings.seconds(0))]
 
 
-def _in_force(state: State, roster: Roster) -> State:
-    """Return the state with the roster of the next round: who is gone is not waited for."""
+def _in_force(state: State, roster: Roster) -> Transition:
+    """Return the state with the roster of the next round: who is gone, or has an old key, is not waited for."""
     if roster is state.roster:
-        return state
+        return state, []
     revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")
     rekeyed = {n for n, event in state.present.items() if roster.key(n) == event.hello.key != state.who.key(n)}
     awaited = (state.awaited | rekeyed) & roster.places.keys()
-    return replace(state, roster=roster, awaited=frozenset(awaited), revoked=revoked, voted=state.voted | rekeyed)
+    state = replace(state, awaited=frozenset(awaited), revoked=revoked, voted=state.voted | rekeyed)
+    state, effects = replace(state, roster=roster, proposed=()), list[Effect]()
+    for client, event in state.present.items():
+        if event.hello.key not in keys_of(state, client):
+            effects += [Send(event.stream, Bye(REPLACED, final=True)), HangUp(event.stream, REPLACED)]
+            state = leave(state, event.stream)
+    return state, effects

@@ -203,7 +203,9 @@ class Roster:
         )
 
     def _enrols(self, change: Change) -> bool:
-        return change.kind == "admit" and change.name in self.places
+        """Return whether a change gives a key to a client that is on the roster, and stays there, without one."""
+        waits = change.name in self.places and not self.key(change.name)
+        return change.kind == "admit" and waits and all(pending.name != change.name for pending in self.pending)
 
     def in_force(self) -> "Roster":
         """Return the roster with the pending changes made."""
@@ -236,18 +238,37 @@ class Roster:
         for change in changes:
             _check_change(now, change)
         _check_rounds(now.rounds, [change.number for change in changes if change.kind == "extend"])
-        names = [change.name for change in changes if change.kind == "revoke"]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise InvalidRoster(f"{min(twice)} is revoked already")
-        revoked = len(names)
+        self._check_subjects(changes)
+        revoked = sum(change.kind == "revoke" for change in changes)
         if revoked > len(now.names) - now.quorum:
             raise InvalidRoster(
                 f"{revoked} of {len(now.names)} clients would be revoked: a quorum of {now.quorum} must be left"
+            )
+        pending = sum(change.kind == "revoke" for change in self.pending)
+        if revoked and revoked + pending > len(self.names) - self.quorum:
+            raise InvalidRoster(
+                f"{revoked} of {len(self.names)} clients would be revoked before {pending} others are gone: a quorum "
+                f"of {self.quorum} must be left; ask again a round later"
             )
         try:
             now.after(changes).in_force()
         except InvalidIdentity as error:
             raise InvalidRoster(str(error)) from None
+
+    def _check_subjects(self, changes: tuple[Change, ...]) -> None:
+        """Refuse two changes of one client: a new key after its revocation would bring it back."""
+        asked: dict[str, Change] = {}
+        for change in changes:
+            before = asked.get(change.name)
+            if before is not None and before.kind == change.kind == "revoke":
+                raise InvalidRoster(f"{change.name} is revoked already")
+            if before is not None:
+                raise InvalidRoster(
+                    f"{change.kind} {change.name}: {before.text}, and one round takes one change of a client: "
+                    "ask again when that is written"
+                )
+            if change.name and not self._enrols(change):
+                asked[change.name] = change
 
 
 def _check_change(now: Roster, change: Change) -> None:

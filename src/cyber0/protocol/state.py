@@ -30,7 +30,7 @@ class State:
     identity: Identity | None = None  # once the run is founded
     head: Head = NOWHERE  # of the chain
     previous: bytes = b""  # the link before the last, on which late votes were cast
-    roster: Roster | None = None  # of the open round, once the run is founded
+    roster: Roster | None = None  # as the chain has it, once the run is founded
     proposed: tuple[Change, ...] = ()  # to be written with the open round
     revoked: frozenset[str] = frozenset()  # whose revocation is proposed or pending
     present: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # who is sent each commit
@@ -51,8 +51,12 @@ class State:
 
     @property
     def who(self) -> Roster:
-        """The roster of the open round; before the run is founded, one without keys."""
-        return self.roster or self.settings.first
+        """The roster of the open round, with the keys of those who have come in it for the first time.
+
+        Before the run is founded nobody has a key.
+        """
+        roster = self.roster or self.settings.first
+        return roster.enrolled(self.proposed) if self.proposed else roster
 
     @property
     def voters(self) -> tuple[str, ...]:
