@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cyber0.errors import Cyber0Error
+from cyber0.printable import printable
 
 __all__ = [
     "Stopped",
@@ -86,14 +87,14 @@ def report(error: BaseException) -> int:
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error in one sentence, with what was kept.
+    """Return an error in one sentence, with what was kept; texts of others in it do nothing to a terminal.
 
     >>> sentence(OSError(28, "No space left on device", "runs/first/metrics.jsonl"))
     'runs/first/metrics.jsonl: No space left on device'
     >>> sentence(KeyboardInterrupt())
     'stopped'
     """
-    return "; ".join([_what(error), *getattr(error, "__notes__", [])])
+    return printable("; ".join([_what(error), *getattr(error, "__notes__", [])]), lines=True)
 
 
 def _what(error: BaseException) -> str:

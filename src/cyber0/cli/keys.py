@@ -13,6 +13,7 @@ from cyber0.network import enrolment
 from cyber0.network import keys as folders
 from cyber0.network.certificates import common_name, fingerprint, hosts_of, is_authority, is_for_client
 from cyber0.network.key_files import certificate_request, certificates, read
+from cyber0.printable import printable
 
 __all__ = ["keys"]
 
@@ -189,5 +190,4 @@ def _console() -> Console:
 
 def _line(console: Console, name: str, value: str) -> None:
     """Print a line; what would steer the terminal is shown as its code, since requests are made by others."""
-    text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in f"{name:16} {value}")
-    console.print(text, markup=False, highlight=False)
+    console.print(f"{name:16} {printable(value)}", markup=False, highlight=False)

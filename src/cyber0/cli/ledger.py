@@ -14,13 +14,14 @@ from rich.table import Table
 
 from cyber0.errors import InvalidConfig, InvalidExport, InvalidLedger
 from cyber0.extras import require
+from cyber0.printable import printable
 from cyber0.protocol import export as exports
 from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import Verdict
 from cyber0.protocol.sqlite import File
 from cyber0.replay import open_ledger
 
-__all__ = ["digest_of", "ledger", "line", "printable"]
+__all__ = ["digest_of", "ledger", "line"]
 
 ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, export it, import it.")
 
@@ -38,18 +39,9 @@ def _a_file(run: Path) -> Path:
 Run = Annotated[Path, typer.Argument(help="A ledger, or an exported run.", show_default=False, callback=_a_file)]
 
 
-def printable(text: str) -> str:
-    r"""Return a text with what moves a cursor or changes colours written out.
-
-    >>> printable("ann\x1b[2J")
-    'ann\\x1b[2J'
-    """
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
 def line(console: Console, name: str, value: object) -> None:
     """Print a name and a value on one line, without markup and without what a file could tell a terminal."""
-    console.print(printable(f"{name:16} {value}"), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{name:16} {printable(value)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def digest_of(text: str | None, option: str) -> bytes | None:

@@ -26,6 +26,7 @@ from cyber0.network.keys import (
 )
 from cyber0.network.server import Federator
 from cyber0.network.show import showing
+from cyber0.printable import printable
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import private_key
 from cyber0.protocol.sqlite import File
@@ -224,4 +225,4 @@ def _report(console: Console, federator: Federator, left: str) -> None:
     if left:
         lines["kept"] = left
     for name, value in lines.items():
-        console.print(f"{name:16} {value}", markup=False, highlight=False)
+        console.print(f"{name:16} {printable(value)}", markup=False, highlight=False)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cyber0.network.server import Federator
+from cyber0.printable import printable
 from cyber0.protocol.messages import Evaluation
 
 __all__ = ["Show", "showing", "table"]
@@ -55,7 +56,7 @@ class Show:
         self._print(heading(federator))
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(printable(text), markup=False, highlight=False)
         self.console.file.flush()
 
 
@@ -96,9 +97,9 @@ def table(federator: Federator) -> Group:
     for name in state.who.names[:ROWS]:
         one = seen[name]
         quality = "" if one.evaluation is None else _quality(one.evaluation)
-        cells = str(state.missed.get(name, 0)), str(one.refused), Text(one.reason[:60]), quality
-        rows.add_row(Text(name), _standing(federator, name), *cells)
-    notices = [Text(f"  {text}", "dim", no_wrap=True) for text in list(federator.tally.notices)]
+        cells = str(state.missed.get(name, 0)), str(one.refused), Text(printable(one.reason[:60])), quality
+        rows.add_row(Text(printable(name)), _standing(federator, name), *cells)
+    notices = [Text(f"  {printable(text)}", "dim", no_wrap=True) for text in list(federator.tally.notices)]
     return Group(Text(heading(federator), "bold"), rows, *notices)
 
 
