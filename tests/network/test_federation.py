@@ -495,11 +495,11 @@ from pathlib import Path
 from cyber0.cli.errors import report
 from cyber0.network.store import Store, StoredVote
 from cyber0.protocol.messages import Vote
-resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 store = Store(Path(sys.argv[1]))
 try:
     for number in (4, 5):
-        store.save_vote(StoredVote(Vote(number, bytes(8)), bytes(32)))
+        store.save_vote(StoredVote(Vote(number, bytes(8)), bytes(32), bytes(32)))
 except OSError as error:
     sys.exit(report(error))
 """
