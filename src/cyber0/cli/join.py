@@ -11,9 +11,11 @@ from cyber0.cli.errors import keeping
 from cyber0.cli.ledger import digest_of, line
 from cyber0.cli.serve import is_loopback
 from cyber0.errors import InvalidConfig, Refused
+from cyber0.network.consent import DIRECTIONS, ROUNDS, SECONDS, Limits
 from cyber0.network.handshake import refusal
 from cyber0.network.keys import certificate, channel_credentials, client_name
 from cyber0.network.session import Outcome, run_client
+from cyber0.printable import printable
 from cyber0.progress import Progress
 from cyber0.protocol.signing import private_key
 
@@ -88,11 +90,22 @@ def join(
     expect: Annotated[
         str | None, typer.Option(help="The digest of the only run to take part in, in hexadecimal.", show_default=False)
     ] = None,
+    max_memory: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="GiB that model and data may take. \\[default: what is free]", show_default=False),
+    ] = None,
+    max_seconds: Annotated[
+        float, typer.Option(min=0.001, help="Seconds of this machine that a round may take; a longer one is the last.")
+    ] = SECONDS,
+    max_directions: Annotated[
+        int, typer.Option(min=1, help="Directions to measure along in a round, over all local epochs.")
+    ] = DIRECTIONS,
+    max_rounds: Annotated[int, typer.Option(min=1, help="Rounds to take part in.")] = ROUNDS,
     attack: Annotated[
         str | None, typer.Option(help="For tests, behave as a liar: sf, random, nan, stale, equivocate or flood.")
     ] = None,
 ) -> None:
-    """Join a federation: train on your data, send a few numbers per round, end with the common model."""
+    """Join a federation: see its terms, train on your data, send a few numbers per round, end with the common model."""
     if not is_loopback(address) and tls is None and not insecure:
         raise InvalidConfig(f"{address!r} is another machine: give --tls DIR (see cyber0 keys), or say --insecure")
     if name is None and tls is None:
@@ -115,6 +128,8 @@ def join(
         "audit": audit,
         "audit_budget": audit_budget,
         "expect": digest_of(expect, "--expect"),
+        "limits": Limits(max_memory, max_seconds, max_directions, max_rounds),
+        "marks": None if tls is None else tls / "runs",
         "attack": attack,
         "snapshot_every": snapshot_every,
         "give_up": give_up,
@@ -144,7 +159,7 @@ def _check_handshake(address: str, tls: Path) -> None:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print(console: Console, outcome: Outcome, out: Path | None) -> None:

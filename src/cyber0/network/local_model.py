@@ -23,7 +23,8 @@ from cyber0.tasks.task import Task
 
 __all__ = ["LocalModel"]
 
-AHEAD = 32  # rounds whose batches are drawn in one call
+AHEAD = 32  # rounds whose batches are drawn in one call,
+DRAWN = 2**20  # unless that would be more samples than these
 
 
 class LocalModel:
@@ -125,6 +126,7 @@ class _Batches:
             held = partition.split(deal, task.dataset.strata, agreement.clients, agreement.seed)[place]
             inputs, labels = inputs[held], labels[held]
         self.inputs, self.labels = torch.as_tensor(inputs).to(device), torch.as_tensor(labels).to(device)
+        self._ahead = max(1, min(AHEAD, DRAWN // (agreement.batch * agreement.local_epochs)))
         self._first, self._drawn = -1, np.empty(0, dtype=np.int64)
 
     def __call__(self, number: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,9 +135,9 @@ class _Batches:
 
     def _positions(self, number: int) -> NDArray[np.int64]:
         """Return the positions of a round's samples, [local epochs, batch]."""
-        first = number - number % AHEAD
+        first = number - number % self._ahead
         if first != self._first:
-            agreement, rounds = self.agreement, np.arange(first, first + AHEAD)[:, None]
+            agreement, rounds = self.agreement, np.arange(first, first + self._ahead)[:, None]
             keys = self.place, rounds, np.arange(agreement.local_epochs), len(self.labels)
             self._first, self._drawn = first, positions(agreement.seed, *keys, agreement.batch)
         return self._drawn[number - first]

@@ -8,11 +8,13 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Protocol
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
 from cyber0.network.audits import Audits, Caught
-from cyber0.network.store import Store, StoredVote
+from cyber0.network.consent import Limits
+from cyber0.network.store import Marks, Store, StoredVote
 from cyber0.protocol.catching_up import Forked, Position, Step, follow
 from cyber0.protocol.chain import Anchor, Head, done_statement, vote_statement
 from cyber0.protocol.evidence import fork
@@ -112,6 +114,8 @@ class Member:
         notice: A function that is called with a sentence when something happens.
         audits: Which rounds it decides again from their ballots; by default none.
         expect: The digest of the only run to take part in.
+        limits: What the run may cost it.
+        marks: Beside its key, in which runs that has voted; None for a key that is in the store itself.
 
     `commits` is how many commits it has applied, and `head` the last link of their chain. `is_over` says that the
     federator has ended the run for it.
@@ -135,6 +139,8 @@ class Member:
     notice: Callable[[str], None] = lambda _: None
     audits: Audits = field(default_factory=lambda: Audits(0))
     expect: bytes | None = None
+    limits: Limits = field(default_factory=Limits)
+    marks: Marks | None = None
     bye: Bye | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
     welcomed: bool = field(default=False, init=False)  # on this stream: what came before belongs to an older one
@@ -163,7 +169,9 @@ class Member:
     @property
     def roster(self) -> Roster:
         """The roster of the open round."""
-        return self.settings.first if self.position is None else self.position.roster
+        if self.position is None:  # without the quorum, which a rule would tell that may be the federator's code
+            return Roster.of(self.settings.agreement, self.settings.roster)
+        return self.position.roster
 
     @property
     def is_over(self) -> bool:
@@ -247,14 +255,37 @@ class Member:
             except InvalidIdentity as error:
                 raise Refused(f"the federator welcomes to a run that cannot be used: {error}") from None
             self._check_invited(identity)
+            self._check_marks(identity)
             self.store.save_run(welcome.identity, welcome.roster)
             self.position = Position.start(identity)
             self.audits.begin(identity, 0)
+            self.notice(f"this is run {identity.digest.hex()}: whoever gives that to --expect takes part in no other")
         elif welcome.identity != self.position.identity.to_bytes():
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
         self.welcomed, self._replayed = True, False
         self._forget_followed()
         return self.audits.again()
+
+    def _check_marks(self, identity: Identity) -> None:
+        """Refuse to vote with a key that has voted in this run, where what it said then is not known."""
+        if self.marks is not None and self.marks.has(identity.digest) and self.store.newest < 0:
+            raise Refused(
+                f"this key has voted in run {identity.digest.hex()}, and its state is not in {self.store.folder}: give "
+                "the --state it voted with, or make a new key with cyber0 keys request and ask the operator for "
+                "cyber0 rotate"
+            )
+
+    def _mark(self, run: bytes) -> None:
+        """Note beside the key that it votes in this run, before it does so."""
+        marks, self.marks = self.marks, None  # once
+        if marks is not None:
+            try:
+                marks.add(run)
+            except OSError as error:
+                self.notice(
+                    f"{marks.folder} cannot be written ({error.strerror}): if the state in {self.store.folder} is "
+                    "lost, this key could vote twice in one round, which accuses it"
+                )
 
     def _check_invited(self, identity: Identity) -> None:
         """Refuse a run that is not what the invitation said, or not with this client's model and key."""
@@ -266,7 +297,10 @@ class Member:
         roster = identity.roster
         checks = {
             "agreement": identity.agreement == expected.agreement and identity.protocol > 1,
-            "roster": roster.names == expected.roster,
+            "roster": roster.names == expected.roster and not roster.pending,
+            "byzantine": roster.byzantine == expected.agreement.byzantine,
+            "rounds": roster.rounds == expected.agreement.rounds,
+            "quorum": ":" in expected.agreement.rule or roster.quorum == expected.quorum,
             "keep_votes": identity.keep_votes == expected.keep_votes,
             "model": (identity.manifest, identity.base) == (model.manifest.hex(), model.base.hex()),
             "meaning of labels": identity.meaning == meaning_from(model.meaning),
@@ -329,6 +363,7 @@ class Member:
         except Cyber0Error as error:
             raise Refused(f"a commit from round {steps[0].round} on cannot be applied: {error}") from error
         self.position = steps[-1].after
+        self.limits.check_rounds(self.roster.last)
         if self.commits - self._snapshot_at >= self.snapshot_every and self.position.head.link is not None:
             self.snapshot()
 
@@ -353,7 +388,8 @@ class Member:
             raise Refused(f"round {number} is open, but this client has voted in round {self.store.newest}")
         if kept is None:
             mark = self.model.fingerprint() if number % self.settings.fingerprint_every == 0 else None
-            vote, head = Vote(number, self.model.vote(number), mark), position.head
+            vote, head = Vote(number, self._measured(number), mark), position.head
+            self._mark(position.identity.digest)
             kept = StoredVote(vote, head.commit, self.head, position.signature)
             self.store.save_vote(kept)
         elif kept.link != self.head:
@@ -361,6 +397,12 @@ class Member:
         self._sent = number
         self.audits.voted(number, hashlib.sha256(kept.vote.scalars).digest())
         send(self.signed(kept.vote))
+
+    def _measured(self, number: int) -> bytes:
+        begin = monotonic()
+        scalars = self.model.vote(number)
+        self.limits.check_seconds(number, monotonic() - begin)
+        return scalars
 
     def _is_enrolled(self, position: Position) -> bool:
         """Return whether the chain has no other key of this client, so that its votes count; if it has, say so once."""
@@ -412,6 +454,7 @@ class Member:
             identity = Identity.from_bytes(*known)
         except InvalidIdentity as error:
             raise Refused(f"{self.store.folder} is damaged: {error}") from None
+        self._check_marks(identity)
         self.position = Position.start(identity)
         self.audits.begin(identity, 0)
         found = self.store.load_weights()

@@ -18,10 +18,12 @@ from cryptography import x509
 from cyber0.errors import Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.audits import Audits, Caught
+from cyber0.network.consent import Limits, terms
 from cyber0.network.liars import Liar
 from cyber0.network.member import Member, Model, check_version
-from cyber0.network.store import Store
+from cyber0.network.store import Marks, Store
 from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
+from cyber0.printable import printable
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
 from cyber0.protocol.messages import Ask, Bye, FromClient, FromFederator, Invitation
 from cyber0.protocol.roster import canonical
@@ -71,6 +73,8 @@ def run_client(
     audit: float = 0.05,
     audit_budget: float = 2.0**20,
     expect: bytes | None = None,
+    limits: Limits | None = None,
+    marks: Path | None = None,
     attack: str | None = None,
     snapshot_every: int = 100,
     give_up: float | None = None,
@@ -101,6 +105,8 @@ def run_client(
         audit: How many rounds to decide again from their ballots: from 0, none, to 1, each before the next vote.
         audit_budget: Bytes per second that this may take, unless every round is audited.
         expect: The digest of the only run to take part in.
+        limits: What the run may cost this machine; by default what stops the absurd.
+        marks: A folder beside the key, with a file for each run that it has voted in.
         attack: A lie to tell, for tests.
         snapshot_every: Rounds from one copy of the weights to the next.
         give_up: Seconds to look for a federator; by default for ever.
@@ -114,31 +120,44 @@ def run_client(
 
     """
     held: list[Member] = []
+    allowed = limits or Limits()
+
+    def say(text: str) -> None:
+        notice(printable(text))
 
     def make(settings: Settings) -> Member | Liar:
-        if name not in settings.roster:
-            raise Refused(f"{name!r} is not on the roster: {', '.join(settings.roster[:20])}")
-        if Path(name).name != name:  # it becomes the name of a folder, and may come from the federator
-            raise Refused(f"name = {name!r} cannot name a folder")
+        _check_name(name, settings)
         if task is None and not own_code:
             refuse_code(settings.agreement.task)
+        allowed.check(settings)
         require("torch", extra="train")
         from cyber0.network.local_model import LocalModel, load_task
+        from cyber0.tasks import memory
 
-        chosen = task or load_task(settings.agreement, data, source, model)
-        place = settings.roster.index(name) if index is None else index
-        trained = LocalModel(settings.agreement, place, chosen, device, deal)
-        notice(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
-        folder = None if state is None else state / f"{terms(settings, trained).hex()[:16]}-{name}"
-        audits = Audits(audit, audit_budget, own_code=own_code, notice=notice)
+        allowed.check_batch(settings, memory.available())
+        with memory.at_most(allowed.bytes):
+            chosen = task or load_task(settings.agreement, data, source, model)
+            place = settings.roster.index(name) if index is None else index
+            trained = LocalModel(settings.agreement, place, chosen, device, deal)
+        shown: dict[str, Any] = {"secure": credentials is not None, "own_code": own_code}
+        for text in terms(settings, trained.parameters.size, audit, **shown):
+            say(text)
+        say(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
+        folder = None if state is None else state / f"{state_digest(settings, trained).hex()[:16]}-{name}"
+        audits = Audits(audit, audit_budget, own_code=own_code, notice=say)
+        options: dict[str, Any] = {
+            "expect": expect,
+            "limits": allowed,
+            "marks": None if marks is None else Marks(marks),
+        }
         member = Member(
-            *(settings, name, trained, Store(folder), evaluates, snapshot_every, key, notice, audits), expect=expect
+            *(settings, name, trained, Store(folder), evaluates, snapshot_every, key, say, audits), **options
         )
         held.append(member)
         return member if attack is None else Liar(member, attack)
 
     try:
-        options: dict[str, Any] = {"authority": authority, "give_up": give_up, "watch": watch, "notice": notice}
+        options: dict[str, Any] = {"authority": authority, "give_up": give_up, "watch": watch, "notice": say}
         asyncio.run(attend(address, make, credentials=credentials, **options))
         return _outcome(held[0], out)
     except Caught as caught:
@@ -148,7 +167,14 @@ def run_client(
             member.store.close()
 
 
-def terms(settings: Settings, model: Model) -> bytes:
+def _check_name(name: str, settings: Settings) -> None:
+    if name not in settings.roster:
+        raise Refused(f"{name!r} is not on the roster: {printable(', '.join(settings.roster[:20]))}")
+    if Path(name).name != name:  # it becomes the name of a folder, and may come from the federator
+        raise Refused(f"name = {name!r} cannot name a folder")
+
+
+def state_digest(settings: Settings, model: Model) -> bytes:
     """Return a digest of what a client knows of a run before it says Hello; its state of that run is kept under it."""
     digests = [part.hex() for part in (model.manifest, model.base, model.meaning, settings.federator)]
     return hashlib.sha256(canonical([settings.agreement.model_dump(mode="json"), *digests])).digest()
@@ -229,7 +255,7 @@ async def attend(
 def _finished(member: "Member | Liar") -> "Member | Liar":
     bye = member.bye
     if bye is not None and not bye.finished:
-        raise Refused(f"the federator refuses this client: {bye.reason}")
+        raise Refused(f"the federator refuses this client: {printable(bye.reason)}")
     return member
 
 
@@ -262,7 +288,9 @@ class _Session:
             try:
                 return await self._talk(call)
             except grpc.aio.AioRpcError as error:
-                return (error.details() or error.code().name).rpartition(": ")[2]  # the last of a chain of causes
+                return printable(
+                    (error.details() or error.code().name).rpartition(": ")[2]
+                )  # the last of a chain of causes
             except asyncio.InvalidStateError:  # the stream ended before it was written to
                 return "the stream has ended"
 
@@ -287,14 +315,14 @@ class _Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
-        return "the stream has ended" if member.bye is None else member.bye.reason
+        return "the stream has ended" if member.bye is None else printable(member.bye.reason)
 
     async def _invited(self, call: Any) -> "Member | Liar":
         await call.write(encode(Ask()))
         data = await call.read()
         message = decode_from_federator(data, self._limit) if isinstance(data, bytes) else None
         if isinstance(message, Bye) and message.final:
-            raise Refused(f"the federator refuses this client: {message.reason}")
+            raise Refused(f"the federator refuses this client: {printable(message.reason)}")
         if not isinstance(message, Invitation):
             raise asyncio.InvalidStateError
         check_version(message.version)

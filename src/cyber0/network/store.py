@@ -18,7 +18,7 @@ from cyber0.protocol.messages import Vote
 from cyber0.protocol.signing import PrivateKey, key_beside, new_key
 from cyber0.replay.weights import Weights
 
-__all__ = ["Store", "StoredVote"]
+__all__ = ["Marks", "Store", "StoredVote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,34 @@ class StoredVote:
         mark = int.from_bytes(data[8:16], "little") if data[16] else None
         vote, signature = Vote(int.from_bytes(data[:8], "little"), data[145:], mark), data[81:145]
         return cls(vote, data[17:49], data[49:81], signature if any(signature) else b"")
+
+
+class Marks:
+    """A folder beside a key, with a file for each run in which the key has signed a vote.
+
+    By it a client that has lost its state knows that it must not vote again.
+
+    >>> from tempfile import mkdtemp
+    >>> marks = Marks(Path(mkdtemp()) / "runs")
+    >>> marks.add(bytes(32))
+    >>> marks.has(bytes(32)), marks.has(bytes(31) + b"1")
+    (True, False)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def has(self, run: bytes) -> bool:
+        """Return whether the key has voted in the run of a digest."""
+        return (self.folder / run.hex()).exists()
+
+    def add(self, run: bytes) -> None:
+        """Note that the key votes in a run; it is on disk when this returns."""
+        if not self.has(run):
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            write_atomically(
+                self.folder / run.hex(), b"a key that has voted in this run must not vote without its state\n"
+            )
 
 
 class Store:

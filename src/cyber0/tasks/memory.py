@@ -1,7 +1,9 @@
 """How much memory a run needs, against how much there is."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +26,7 @@ __all__ = [
     "Need",
     "RowReader",
     "TokenModel",
+    "at_most",
     "available",
     "check",
     "check_batches",
@@ -39,6 +42,7 @@ __all__ = [
 ENGINES = ("plain", "layerwise")
 BYTES = {"float32": (4, 4), "mixed": (4, 2), "bf16": (2, 2)}  # of a weight, and of a number in the arithmetic
 DRAWN = 48  # bytes that it takes to draw the number of a sample
+ALLOWED: ContextVar[int | None] = ContextVar("bytes that may be used", default=None)
 MATRICES = {"cuda": MATRICES_AT_ONCE}  # matrices whose signs a walk makes together; one elsewhere
 
 
@@ -297,11 +301,31 @@ def held(module: nn.Module, device: torch.device | str) -> int:
 
 
 def available(device: torch.device | str = "cpu") -> int | None:
-    """Return how many bytes are free on a device; None where the system does not tell.
+    """Return how many bytes are free on a device, or allowed; None where the system does not tell.
 
     >>> available("cpu") > 2**20
     True
     """
+    free, allowed = _free(device), ALLOWED.get()
+    return free if allowed is None else min(allowed, allowed if free is None else free)
+
+
+@contextmanager
+def at_most(size: int | None) -> Generator[None]:
+    """Allow so many bytes in what follows, however many are free; None: all of these.
+
+    >>> with at_most(1000):
+    ...     available("cpu")
+    1000
+    """
+    before = ALLOWED.set(size)
+    try:
+        yield
+    finally:
+        ALLOWED.reset(before)
+
+
+def _free(device: torch.device | str) -> int | None:
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     lines = Path("/proc/meminfo")

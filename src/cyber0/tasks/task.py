@@ -18,7 +18,7 @@ from torch import nn
 
 from cyber0 import registry
 from cyber0.errors import InvalidConfig, InvalidUserCode
-from cyber0.tasks import TASKS, models
+from cyber0.tasks import TASKS, memory, models
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.losses import OutputLoss, cross_entropy, not_per_sample
 from cyber0.tasks.meaning import digest
@@ -231,6 +231,7 @@ def mnist_mlp(directory: Path | str | None = None, source: str = "auto", *, hidd
         raise InvalidConfig(f"task = 'mnist-mlp(hidden={hidden!r})': the hidden layer has 1 unit or more, as hidden=64")
 
     def build(seed: int) -> nn.Module:
+        memory.check((784 + 1 + 10) * hidden + 10, copies=3)
         return models.mlp(seed, hidden=hidden)
 
     return Task("mnist-mlp", load(directory, source=source), build, meaning=DIGITS)

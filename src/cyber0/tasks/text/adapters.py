@@ -34,6 +34,9 @@ def lora(
     peft = require("peft", extra="text")
     if not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidModel(f"lora(rank={rank!r}): the rank of an adapter is a whole number, at least 1")
+    largest = max((min(each.shape) for each in model.parameters() if each.dim() == 2), default=1)
+    if rank > largest:
+        raise InvalidModel(f"lora(rank={rank:,}): the largest matrix of this model has rank {largest:,}, use less")
     layers = [targets] if isinstance(targets, str) else targets  # peft takes a bare string for a pattern
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=None if layers is None else list(layers))
     random: Any = torch.random
