@@ -4,6 +4,7 @@ Replaying many commits in one pass is compared with applying them one by one; a 
 with weaker promises, which a ledger does not make: to know their price.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,14 +19,18 @@ from cyber0.directions import Family
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
 from cyber0.protocol import export
+from cyber0.protocol.chain import advance, genesis, link_statement, vote_statement
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.records import Ballot, Decision
+from cyber0.protocol.signing import encoded, new_key, sign
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.replay import rebuild
 
 COMMAND = "python -m benchmarks.ledger"
 ROUNDS = 20_000
+KEYS = {f"client-{number}": new_key() for number in range(40)}
+FEDERATOR = new_key()
 
 
 def spent(work: Callable[[], Any]) -> float:
@@ -78,16 +83,23 @@ def identity(clients: int, directions: int, *, keep_votes: bool) -> Identity:
         "rounds": ROUNDS,
     }
     config = RunConfig(**options)
-    roster = [f"client-{number}" for number in range(clients)]
-    return Identity.of(config, roster, Parameters({"w": np.zeros(7850, dtype=np.float32)}), keep_votes=keep_votes)
+    weights, roster = Parameters({"w": np.zeros(7850, dtype=np.float32)}), list(KEYS)[:clients]
+    public = {name: encoded(key.public_key()) for name, key in KEYS.items()}
+    parties: dict[str, Any] = {"keys": public, "federator": encoded(FEDERATOR.public_key())}
+    return Identity.of(config, roster, weights, keep_votes=keep_votes, **parties)
 
 
-def decisions(run: Identity, rounds: int) -> Iterator[Decision]:
-    """Rounds in which all clients vote the same, so that every rule decides for it."""
-    rng = np.random.default_rng(0)
+def decisions(run: Identity, rounds: int) -> Iterator[tuple[Decision, bytes]]:
+    """Rounds in which all clients vote the same, so that every rule decides for it; each with its link's signature."""
+    rng, head = np.random.default_rng(0), genesis(run.digest)
     for t in range(rounds):
         vote = rng.normal(size=run.plan.scalars).astype("<f4").tobytes()
-        yield Decision(t, vote, tuple(Ballot.of(client, "counted", vote) for client in run.roster))
+        statement = vote_statement(run.digest, t, head.link or b"", hashlib.sha256(vote).digest())
+        names = run.roster.names
+        ballots = [Ballot.of(name, "counted", vote, signature=sign(KEYS[name], statement)) for name in names]
+        decision = Decision(t, vote, tuple(ballots))
+        head = advance(head, decision, run.roster)
+        yield decision, sign(FEDERATOR, link_statement(run.digest, head.rounds, head.link or b""))
 
 
 def durable() -> list[Row]:
@@ -108,7 +120,7 @@ def durable() -> list[Row]:
     return rows
 
 
-def _append(ledger: File, played: list[Decision], batch: int) -> float:
+def _append(ledger: File, played: list[tuple[Decision, bytes]], batch: int) -> float:
     parts = [played[first : first + batch] for first in range(0, len(played), batch)]
     return spent(lambda: [ledger.append_all(part) for part in parts])
 

@@ -70,7 +70,7 @@ def test_a_run_on_flower_is_the_sequential_simulation(flower):
     assert f"fingerprint {mark:016x}, reported by 3 of 3 clients" in said
     with File(ledger, read_only=True) as kept:
         assert [decision.scalars for decision in kept.decisions()] == commits
-        assert kept.identity.roster == NAMES[:3]
+        assert kept.identity.roster.names == NAMES[:3]
 
 
 def reach(flower, ledger, rounds):

@@ -45,10 +45,11 @@ from cyber0.network.server import Federator
 from cyber0.network.session import attend
 from cyber0.network.stub_model import StubModel
 from cyber0.network.tokens import Tokens, temporary_credentials, token_credentials
+from cyber0.protocol import signing
 from cyber0.protocol.chain import Seal, genesis
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.settings import Settings
-from cyber0.protocol.signing import is_signed, private_key, public_key, signed
+from cyber0.protocol.signing import encoded, is_by, private_key, public_key
 
 AUTHORITY = certificates.authority("test", days=1)
 PAGE = Path(__file__).parents[2] / "docs" / "keys.md"
@@ -264,7 +265,8 @@ def test_a_federation_over_mutual_tls(tmp_path):
     assert len(marks) == 1
     assert {ledger.seals[-1].fingerprint} == marks
     signer = public_key(tmp_path / "keys/federator/cert.pem")
-    assert is_signed(ledger.seals[-1], ledger.identity.digest, signer)
+    seal = ledger.seals[-1]
+    assert is_by(encoded(signer), seal.signature, seal.statement(ledger.identity.digest))
 
 
 def test_a_token_stands_for_a_name_until_the_next_one():
@@ -289,8 +291,9 @@ def test_a_token_is_not_shown_to_another_server():
 
 
 def test_the_federators_key_signs_its_ledger(keys):
-    seal = signed(Seal.of(genesis(bytes(32))), bytes(32), private_key(federator_key(keys)))
-    assert is_signed(seal, bytes(32), public_key(keys / "federator" / "cert.pem"))
+    statement = Seal.of(genesis(bytes(32))).statement(bytes(32))
+    signature = signing.sign(private_key(federator_key(keys)), statement)
+    assert is_by(encoded(public_key(keys / "federator" / "cert.pem")), signature, statement)
 
 
 def test_private_keys_are_for_their_owner_alone(keys):
