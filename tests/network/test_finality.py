@@ -24,7 +24,7 @@ def _every_signature_is_checked_once(monkeypatch):
 
 def play(seed, honest, liars, quorum=None, actions=60):
     """A federator that does anything at random: it decides on any votes it has, shows anything to anybody."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311
     world = TwoFaces(honest, liars, quorum=quorum, rng=rng)
     nodes = [world.root]
     for _ in range(actions):
@@ -46,7 +46,7 @@ def play(seed, honest, liars, quorum=None, actions=60):
 
 
 def _decided(world, node, rng):
-    cast, quorum = [name for name in node.votes], world.identity.roster.quorum
+    cast, quorum = list(node.votes), world.identity.roster.quorum
     if len(cast) + len(world.liars) < quorum or node.position.head.rounds >= 12:
         return []
     chosen = set(rng.sample(cast, rng.randint(max(0, quorum - len(world.liars)), len(cast)))) | set(world.liars)

@@ -138,7 +138,7 @@ def test_an_audit_of_some_rounds_finds_what_it_picks():
     caught = 0
     for seed in range(40):
         world = TwoFaces(3, 1, rounds=20, audit=0.3)
-        world.members[ALICE].audits = audits = Audits(0.3, rng=random.Random(seed))
+        world.members[ALICE].audits = audits = Audits(0.3, rng=random.Random(seed))  # noqa: S311
         audits.begin(world.identity, 0)
         node = world.decide(world.root, world.settings.roster)
         world.show(ALICE, world.write(world.root, changed_bit(world, node.decision)))

@@ -55,7 +55,7 @@ class TwoFaces:
         clients = honest + liars
         agreed = {"clients": clients, "byzantine": liars, "rule": rule, "directions": scalars, "rounds": rounds}
         self.settings = Settings.of(RunConfig(**agreed))
-        self.rng, self.stopped, self.audit = rng or random.Random(0), {}, audit
+        self.rng, self.stopped, self.audit = rng or random.Random(0), {}, audit  # noqa: S311
         names = self.settings.roster
         self.keys = dict(zip(names, KEYS, strict=False))
         public = {name: encoded(key.public_key()) for name, key in self.keys.items()}

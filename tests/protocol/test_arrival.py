@@ -1,11 +1,12 @@
 """Who is welcome, how a run is founded, what a client that comes late is sent."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.bench import KEYS, ROSTER, Bench, bench, founding, hello, identity, resumed, settings
+from tests.protocol.bench import FEDERATOR, KEYS, ROSTER, Bench, bench, founding, hello, identity, resumed, settings
 
 from cyber0.protocol.events import (
     Alarm,
@@ -20,6 +21,7 @@ from cyber0.protocol.events import (
     Send,
 )
 from cyber0.protocol.identity import meaning_bytes
+from cyber0.protocol.machine import begin
 from cyber0.protocol.messages import Bye, Committed, Evaluation, RoundOpen, Welcome
 from cyber0.protocol.records import to_wire
 from cyber0.protocol.roster import Change
@@ -189,6 +191,18 @@ def test_who_comes_after_the_founding_counts_at_once_with_a_key_that_is_written_
     assert machine.state.identity.roster.key("dan") == b""
     machine.come("dan", stream=1, commits=4, key=KEYS["eve"])
     assert "and the roster has" in machine.sent("dan", Bye)[0].reason
+
+
+def test_keys_that_are_known_beforehand_are_pinned_whether_their_clients_have_come_or_not():
+    known = replace(settings(rounds=5), keys={"dan": KEYS["dan"], "ann": KEYS["ann"]})
+    machine = Bench(begin(known, FEDERATOR))
+    machine.come("ann", key=KEYS["eve"])
+    assert "and the roster has" in machine.sent("ann", Bye)[0].reason
+    machine.come("ann", "bob", "cy")
+    machine.late()
+    assert machine.state.identity.roster.keys == tuple(KEYS[name] for name in ROSTER)
+    machine.come("dan")
+    assert machine.state.proposed == ()
 
 
 # Streams

@@ -18,6 +18,7 @@ from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.network.keys import (
     certificate_of_federator,
+    certificates_of_clients,
     check_name,
     federator_key,
     peer_certificate,
@@ -187,6 +188,7 @@ async def _serve(
             peer_certificate=None if tls is None else peer_certificate,
             key=key,
             certificate=b"" if tls is None else certificate_of_federator(tls),
+            certificates=None if tls is None else certificates_of_clients(tls, settings.roster),
             linger=linger,
             notice=show.notice,
             callbacks=callbacks,

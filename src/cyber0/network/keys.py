@@ -36,6 +36,7 @@ __all__ = [
     "LONGEST",
     "certificate",
     "certificate_of_federator",
+    "certificates_of_clients",
     "certify_federator",
     "channel_credentials",
     "check_days",
@@ -202,6 +203,12 @@ def federator_key(folder: Path) -> Path:
     cyber0.errors.InvalidKeys: no/such/keys holds no keys of a federator: make them with cyber0 keys init no/such/keys
     """
     return _federator(folder) / "key.pem"
+
+
+def certificates_of_clients(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the certificates, in DER by name, that are kept for these clients where they were issued or signed."""
+    paths = {name: folder / "clients" / name / "cert.pem" for name in names}
+    return {n: certificate(path).public_bytes(Encoding.DER) for n, path in paths.items() if path.exists()}
 
 
 def certificate_of_federator(folder: Path) -> bytes:

@@ -5,7 +5,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -84,6 +84,8 @@ class Federator:
             for certificates. Without it a client is whoever it says it is.
         key: What signs every link of the chain; by default one beside the ledger, which is made for it.
         certificate: That of the key, in DER, by which clients know whose it is.
+        certificates: Those of clients, in DER by name, that are known beforehand: the run is founded with their keys,
+            whether they have come or not.
         peer_certificate: A function of a gRPC context that returns the caller's certificate, if it has shown one: its
             key must be that of the client's votes.
         linger: Seconds for which latecomers are served after the end. Before that, clients that are there have the time
@@ -113,11 +115,14 @@ class Federator:
         peer_name: Callable[[Any], str] | None = None,
         key: PrivateKey | None = None,
         certificate: bytes = b"",
+        certificates: Mapping[str, bytes] | None = None,
         peer_certificate: Callable[[Any], x509.Certificate | None] | None = None,
         linger: float = 0.0,
         notice: Callable[[str], None] = lambda _: None,
         callbacks: Iterable[Any] = (),
     ) -> None:
+        self._certificates = dict(certificates or {})
+        settings = replace(settings, keys={name: key_of(shown) for name, shown in self._certificates.items()})
         self.settings, self.ledger, self.linger, self.notice = settings, ledger, linger, notice
         self.peer_name, self.peer_certificate = peer_name, peer_certificate
         self.key, self.certificate = key or _key_of(ledger), certificate
@@ -136,7 +141,6 @@ class Federator:
         self._invitation = encode(settings.invitation(self.public, certificate))
         self._audits = RateLimit(AUDIT_BURST, AUDIT_SECONDS)
         self._audited: tuple[int, bytes] = -1, b""
-        self._certificates: dict[str, bytes] = {}
         self._signature = b""
         self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
         self._connections: dict[int, Connection] = {}
@@ -258,7 +262,7 @@ class Federator:
         shown = self.peer_certificate(context) if self.peer_certificate else None
         if shown is not None:
             connection.certificate = shown.public_bytes(Encoding.DER)
-            connection.key = encoded(cast("PublicKey", shown.public_key()))
+            connection.key = key_of(connection.certificate)
         return connection
 
     def _make_room(self, connection: Connection) -> None:
@@ -528,3 +532,8 @@ def _key_of(ledger: Ledger) -> PrivateKey:
     if not isinstance(ledger, File):
         return new_key()
     return key_beside(ledger.path.with_name(ledger.path.name + "-key.pem"))
+
+
+def key_of(certificate: bytes) -> bytes:
+    """Return the public key of a certificate in DER, as rosters have it."""
+    return encoded(cast("PublicKey", x509.load_der_x509_certificate(certificate).public_key()))

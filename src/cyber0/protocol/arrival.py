@@ -190,7 +190,8 @@ def found(state: State) -> Transition:
     applicants = state.present.values()
     same = [event.hello for event in applicants if _brings(event.hello) == (manifest, base, meaning)]
     layout = next((hello.layout for hello in same if hello.layout), b"")
-    keys = {hello.name: hello.key for hello in same}  # who is refused may come back with another one
+    found = {hello.name: hello.key for hello in same}  # who is refused may come back with another one
+    keys = {**state.settings.keys, **found}
     identity = state.settings.identity(
         manifest, base, layout, meaning_from(meaning), keys=keys, federator=state.federator
     )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from cyber0.protocol.roster import Roster
 
 __all__ = ["Settings"]
 
-OWN = ("federator", "rotates", "semantics")  # what the JSON of an invitation does not have
+OWN = ("federator", "keys", "rotates", "semantics")  # what the JSON of an invitation does not have
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Settings:
     fingerprint_every: int = 100
     evaluate_every: int = 10
     federator: bytes = b""  # of an invitation: the public key that signs the chain
+    keys: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # of a federator: those it knows beforehand
     rotates: bool = False  # of a federator: whether a client that comes with a new key may go on with it
     semantics: int = aggregation.SEMANTICS  # of a federator: the version of what the rule computes
 
@@ -107,9 +108,9 @@ class Settings:
         if canonical_rule(found.agreement.rule) == asked.agreement.rule:  # a ledger keeps the spelling it began with
             agreement = asked.agreement.model_copy(update={"rule": found.agreement.rule})
             asked = replace(asked, agreement=agreement)
-        for field in ("agreement", "roster", "keep_votes"):
-            if getattr(asked, field) != getattr(found, field):
-                differs = _difference(found, asked, field)
+        for name in ("agreement", "roster", "keep_votes"):
+            if getattr(asked, name) != getattr(found, name):
+                differs = _difference(found, asked, name)
                 raise InvalidConfig(
                     f"the ledger holds another run ({differs}): give its options, or none, or another ledger"
                 )
@@ -122,8 +123,8 @@ class Settings:
 
     @cached_property
     def first(self) -> Roster:
-        """The roster before any key is known."""
-        return Roster.of(self.agreement, self.roster, quorum=self.quorum)
+        """The roster before the run is founded, with the keys that are known beforehand."""
+        return Roster.of(self.agreement, self.roster, self.keys, self.quorum)
 
     @cached_property
     def rule(self) -> aggregation.Composition:
