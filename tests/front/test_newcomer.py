@@ -320,8 +320,10 @@ def fourths(outputs, targets):
 )
 def test_a_run_is_not_continued_with_another_loss(tmp_path, loss, other, said):
     simulate(loss=loss, classes=3, out=tmp_path / "run")
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     with pytest.raises(InvalidConfig, match=said):
         simulate(loss=other, classes=3, rounds=5, out=tmp_path / "run", resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == kept
     again = simulate(loss=loss, classes=3, rounds=5, out=tmp_path / "run", resume=True)
     assert again.fingerprint == simulate(loss=loss, classes=3, rounds=5).fingerprint
     assert "loss_function" not in again.history.frame().columns

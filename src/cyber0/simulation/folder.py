@@ -84,18 +84,23 @@ class RunFolder:
             lock = lock_folder(path, "run")
         try:
             folder = cls(path, config, lock)
-            folder._extend(kept.rounds)
+            folder._check_rounds()
         except BaseException:
             lock.close()
             raise
         return folder
 
-    def _extend(self, asked: int) -> None:
-        """Write down that there are to be more rounds than were asked for; rounds that were played stay."""
+    def _check_rounds(self) -> None:
         played = self.lines[-1]["round"] if self.lines else 0
         if self.config.rounds < played:
             raise InvalidConfig(f"rounds = {self.config.rounds}: {played} rounds have been played; give more")
-        if self.config.rounds != asked:
+
+    def extend(self) -> None:
+        """Write down that there are to be more rounds than the run had; rounds that were played stay.
+
+        Until then a finished run keeps its summary and its weights: one whose data or model differ is not extended.
+        """
+        if self.config.rounds != self.configuration(self.path).rounds:
             for name in ("summary.json", "model.safetensors"):
                 (self.path / name).unlink(missing_ok=True)
             write_atomically(self.path / "config.toml", self.config.to_toml())
