@@ -39,8 +39,11 @@ __all__ = ["exported_run", "from_bytes", "read", "to_bytes", "write"]
 
 MAGIC, VERSION, COMPRESSED = b"\x89cyber0\n", 2, 1
 SECTIONS = {1: 5, 2: 12}
-LARGEST = 2**32  # bytes that scalars may have when they are no longer compressed
-SMALL = 2**26  # bytes of any other part
+LARGEST = 2**32  # bytes of a file, and of its scalars
+SMALL = 2**24  # bytes of any other part
+RATIO, FLOOR = 64, 2**22  # compressed scalars are at most so many times as long as they are in the file, or these bytes
+ROUNDS = 2**16  # with more rounds than these, each takes at least a byte of the file
+STEP = 2**20  # bytes that are decompressed at a time
 
 
 def exported_run(ledger: Ledger, rounds: int | None = None) -> ExportedRun:
@@ -113,7 +116,8 @@ def to_bytes(run: ExportedRun) -> bytes:
     b'\x89cyber0\n'
     """
     short = zlib.compress(run.scalars, 9)
-    flags = COMPRESSED if len(short) < len(run.scalars) else 0
+    expands = len(run.scalars) > _most(short, run.identity) or run.rounds > max(ROUNDS, len(short))
+    flags = COMPRESSED if len(short) < len(run.scalars) and not expands else 0
     sections = [
         zlib.compress(run.identity.to_bytes(), 9),
         short if flags else run.scalars,
@@ -150,7 +154,7 @@ def from_bytes(data: bytes) -> ExportedRun:
     Traceback (most recent call last):
     cyber0.errors.InvalidExport: this is not an exported run
     """
-    version, (identity, scalars, commit, link, seal, *later) = _sections(data)
+    version, compressed, (identity, scalars, commit, link, seal, *later) = _sections(data)
     if len(commit) != 32 or len(link) not in (0, 32):
         raise InvalidExport("the exported run is damaged: a hash does not have 32 bytes")
     roster, layout, *rest = later or (b"", b"")
@@ -158,16 +162,34 @@ def from_bytes(data: bytes) -> ExportedRun:
         found = Identity.from_bytes(*(_decompressed(part) if part else b"" for part in (identity, roster, layout)))
         if found.protocol != version:
             raise InvalidExport(f"the exported run is damaged: version {version} holds a run of {found.protocol}")
-        run = ExportedRun(found, scalars, link or None, _seal_from_bytes(seal), *_later_from_bytes(rest))
+        more = _later_from_bytes(rest)
+        scalars = _scalars(scalars, found, more[2] if more else None, compressed=compressed)
+        run = ExportedRun(found, scalars, link or None, _seal_from_bytes(seal), *more)
     except InvalidIdentity as error:
         raise InvalidExport(f"the exported run is damaged: {error}") from None
-    if len(scalars) % (4 * run.identity.plan.scalars) or run.head.commit != commit:
+    if run.head.commit != commit:
         raise InvalidExport("the exported run is damaged: its scalars do not match the hash at its end")
     if run.anchor is not None and run.anchor.following(run.head.commit) != run.link:
         raise InvalidExport("the exported run is damaged: its commits do not match the link at its end")
     if (run.roster or run.identity.roster).digest != (run.anchor.roster if run.anchor else run.identity.roster.digest):
         raise InvalidExport("the exported run is damaged: its roster does not match the link at its end")
     return run
+
+
+def _scalars(data: bytes, identity: Identity, later: Roster | None, *, compressed: bool) -> bytes:
+    """Return the scalars of all rounds: whole rounds, and no more than the run can have, whatever the file says."""
+    width, rounds = 4 * identity.plan.scalars, max(identity.agreement.rounds, (later or identity.roster).last)
+    scalars = _decompressed(data, min(_most(data, identity), width * rounds)) if compressed else data
+    if len(scalars) % width:
+        raise InvalidExport(f"the exported run is damaged: a round has {width:,} bytes, and the last one fewer")
+    if len(scalars) // width > (max(ROUNDS, len(data)) if compressed else rounds):
+        raise InvalidExport(f"the exported run is damaged: {len(data):,} bytes hold {len(scalars) // width:,} rounds")
+    return scalars
+
+
+def _most(data: bytes, identity: Identity) -> int:
+    """Return how many bytes compressed scalars may have: votes are hardly ever shorter when compressed."""
+    return min(LARGEST, max(FLOOR, RATIO * len(data), 4 * identity.plan.scalars))
 
 
 def _later_from_bytes(sections: list[bytes]) -> tuple[Any, ...]:
@@ -218,7 +240,11 @@ def read(path: Path) -> ExportedRun:
     cyber0.errors.InvalidExport: cannot read no/such/run.cyber0: No such file or directory
     """
     try:
-        return from_bytes(path.read_bytes())
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise InvalidExport(f"it has more than {LARGEST:,} bytes, and an exported run has at most these")
+        return from_bytes(data)
     except OSError as error:
         raise InvalidExport(f"cannot read {path}: {error.strerror}") from None
     except InvalidExport as error:
@@ -255,7 +281,8 @@ def is_export(path: Path) -> bool:
         return False
 
 
-def _sections(data: bytes) -> tuple[int, list[bytes]]:
+def _sections(data: bytes) -> tuple[int, bool, list[bytes]]:
+    """Return the version of a file, whether its scalars are compressed, and its sections."""
     if data[:8] != MAGIC:
         raise InvalidExport("this is not an exported run")
     version, flags = int.from_bytes(data[8:10], "little"), int.from_bytes(data[10:12], "little")
@@ -269,22 +296,23 @@ def _sections(data: bytes) -> tuple[int, list[bytes]]:
         at += 8 + length
     if at != len(data):
         raise InvalidExport("the exported run is damaged: it ends too early or too late")
-    if flags & COMPRESSED:
-        sections[1] = _decompressed(sections[1], LARGEST)
-    return version, sections
+    return version, bool(flags & COMPRESSED), sections
 
 
 def _decompressed(data: bytes, most: int = SMALL) -> bytes:
-    machine = zlib.decompressobj()
+    """Return what was compressed, if it is no longer than `most` bytes: what is longer is never made whole."""
+    machine, content = zlib.decompressobj(), bytearray()
     try:
-        content = machine.decompress(data, most)
+        while not machine.eof and (more := machine.decompress(data, STEP)):
+            content += more
+            data = machine.unconsumed_tail
+            if len(content) > most:
+                raise InvalidExport(f"the exported run is damaged: a part would have more than {most:,} bytes")
     except zlib.error as error:
         raise InvalidExport(f"the exported run is damaged: {error}") from None
-    if machine.unconsumed_tail:
-        raise InvalidExport(f"the exported run is damaged: a part has more than {most:,} bytes")
-    if not machine.eof or machine.unused_data:
+    if not machine.eof or machine.unused_data or machine.unconsumed_tail:
         raise InvalidExport("the exported run is damaged: a compressed part ends too early or too late")
-    return content
+    return bytes(content)
 
 
 def _seal_to_bytes(seal: Seal | None) -> bytes:

@@ -15,7 +15,7 @@ from cyber0.protocol.identity import Identity, layout_bytes
 from cyber0.protocol.ledger import ExportedRun, Report, Written, check_seal, imported_rounds, prepared
 from cyber0.protocol.records import Ballot, Decision, Verdict
 from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
-from cyber0.protocol.storage import connect, leave_wal, lock, sync_folder
+from cyber0.protocol.storage import connect, leave_wal, lock, sync_folder, trust
 
 __all__ = ["File"]
 
@@ -40,6 +40,17 @@ CREATE TABLE reports (
     client TEXT PRIMARY KEY, rounds INTEGER NOT NULL, fingerprint BLOB NOT NULL, signature BLOB NOT NULL
 );
 CREATE TABLE certificates (certificate BLOB PRIMARY KEY);
+"""
+FIRST_TABLES = """
+CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB NOT NULL, imported INTEGER NOT NULL);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, scalars BLOB NOT NULL, commit_hash BLOB NOT NULL, votes_hash BLOB);
+CREATE TABLE ballots (
+    round INTEGER NOT NULL, place INTEGER NOT NULL, client TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL,
+    vote BLOB, digest BLOB, PRIMARY KEY (round, place)
+) WITHOUT ROWID;
+CREATE TABLE seals (
+    rounds INTEGER PRIMARY KEY, commit_hash BLOB NOT NULL, votes_hash BLOB NOT NULL, fingerprint BLOB, signature BLOB
+);
 """
 SELECT = {  # rounds and ballots of each version
     1: (
@@ -122,6 +133,18 @@ class File:
                 f"{self.path} is a ledger of version {schema}: this cyber0 knows versions 1 and {SCHEMA}"
             )
         self._schema = schema
+        self._check_tables()
+
+    def _check_tables(self) -> None:
+        """Refuse a file of other tables than a ledger makes: a view can be endless, and a trigger do anything."""
+        made = TABLES if self._schema == SCHEMA else FIRST_TABLES
+        rows = self._all("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+        found = sorted(" ".join(str(sql).split()) for _, sql in rows)
+        if found != sorted(" ".join(statement.split()) for statement in made.split(";")[:-1]):
+            names = ", ".join(sorted(str(name) for name, _ in rows)[:20])
+            raise InvalidLedger(f"{self.path} is no ledger: its tables ({names}) are not as a ledger makes them")
+        if wrong := trust(self._connection):
+            raise InvalidLedger(f"{self.path} is damaged: {wrong}")
 
     @property
     def identity(self) -> Identity:
@@ -258,7 +281,7 @@ class File:
         """As in `Ledger`."""
         between = (start, self._stop(stop) - 1)
         rows = self._all("SELECT scalars FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round", between)
-        return b"".join(row[0] for row in rows)
+        return b"".join(_bytes(row[0]) for row in rows)
 
     def head_at(self, rounds: int) -> Head:
         """As in `Ledger`."""
@@ -288,7 +311,7 @@ class File:
 
     def _seal(self, rounds: int, commit: Any, votes: Any, mark: Any, signature: Any) -> Seal:
         blobs = isinstance(commit, bytes) and isinstance(votes, bytes) and isinstance(signature, bytes | None)
-        if not blobs or not (mark is None or (isinstance(mark, bytes) and len(mark) == 8)):
+        if not blobs or rounds < 0 or not (mark is None or (isinstance(mark, bytes) and len(mark) == 8)):
             raise InvalidLedger(f"{self.path} is damaged: the seal on {rounds} rounds cannot be read")
         return Seal(rounds, commit, votes, None if mark is None else int.from_bytes(mark, "little"), signature)
 
@@ -379,7 +402,7 @@ class File:
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         try:
             return self._connection.execute(query, values).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # which may have a damaged name in its text
             raise InvalidLedger(f"{self.path} is damaged or in use: {error}") from None
 
     @contextmanager

@@ -9,7 +9,11 @@ from urllib.parse import quote
 from cyber0 import files
 from cyber0.errors import InvalidLedger
 
-__all__ = ["connect", "leave_wal", "lock", "sync_folder"]
+__all__ = ["connect", "leave_wal", "lock", "sync_folder", "trust"]
+
+LARGEST = 2**28  # bytes of a text or blob
+STEPS, PER_BYTE = 10**7, 20  # that SQLite may take to open a file, and for each byte of it
+EVERY = 10**5  # steps
 
 
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
@@ -27,7 +31,7 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     for mode in modes:
         try:
             return _connection(path, mode)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # which may have a damaged name in its text
             problem = problem or str(error)
     raise InvalidLedger(_sentence(path, problem))
 
@@ -35,6 +39,15 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
 def _connection(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"file:{quote(str(path.resolve()))}?{mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+    left = (STEPS + PER_BYTE * (path.stat().st_size if path.exists() else 0)) // EVERY
+
+    def counted() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    connection.set_progress_handler(counted, EVERY)  # until the file is trusted
     try:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except BaseException:
@@ -43,9 +56,21 @@ def _connection(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
+def trust(connection: sqlite3.Connection) -> str:
+    """Return what is wrong with the pages of a file; an empty text if a table cannot be longer than the file."""
+    try:
+        ((found,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        found = str(error)
+    connection.set_progress_handler(None, 0)
+    return "" if found == "ok" else str(found)
+
+
 def _check_place(path: Path, *, read_only: bool) -> None:
     if path.is_dir():
         raise InvalidLedger(f"{path} is a folder, not a ledger")
+    if path.exists() and not path.is_file():
+        raise InvalidLedger(f"{path} is a device, not a ledger")
     if read_only and not path.exists():
         raise InvalidLedger(f"there is no ledger {path}")
     if not read_only and not path.parent.is_dir():
