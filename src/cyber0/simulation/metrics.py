@@ -127,9 +127,11 @@ class MetricsLog:
             origin["loss_function"] = loss
         if folder is not None and folder.lines:
             self._go_on(folder, origin)
+            folder.extend()
             return [folder.lines[0] | origin, *folder.lines[1:]]
         beginning = self._line() | origin
         if folder is not None:
+            folder.extend()
             folder.append(np.empty(0), beginning)
         return [beginning]
 

@@ -66,8 +66,6 @@ def run(
         simulation = Simulation(config, task, rule=rule, attack=attack, split=partition)
         record = Record(simulation) if config.algorithm == "cyber0" else None
         log = MetricsLog(simulation, folder, keep=keep)
-        if folder is not None:
-            folder.extend()
         if record is not None and folder is not None:
             record.add_all(folder.aggregates(simulation.learner.rows, simulation.learner.width))
         listening.before_run(simulation)
