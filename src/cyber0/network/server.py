@@ -5,6 +5,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -34,8 +35,10 @@ from cyber0.protocol.events import (
     Evaluated,
     Event,
     HangUp,
+    Impatience,
     Left,
     Notice,
+    Patience,
     Proposed,
     Received,
     Record,
@@ -146,6 +149,7 @@ class Federator:
         self._connections: dict[int, Connection] = {}
         self._count = 0
         self._alarm: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
         self._deserted = asyncio.Event()  # no client is connected
         self._last: tuple[FromFederator | None, bytes] = None, b""
@@ -156,6 +160,7 @@ class Federator:
             RecordIdentity: self._record_identity,
             HangUp: self._hang_up,
             Notice: self._show_notice,
+            Patience: self._set_patience,
             Record: self._record,
             Replay: self._replay,
             Send: self._send,
@@ -198,7 +203,7 @@ class Federator:
         bye = Bye(f"the federator stops: {reason}", finished=self.state.is_finished, final=self.state.is_finished)
         for connection in list(self._connections.values()):
             self._dismiss(connection, bye)
-        for pending in (self._alarm, self._ending):
+        for pending in (self._alarm, self._patience, self._ending):
             if pending is not None:
                 pending.cancel()
         try:
@@ -430,7 +435,7 @@ class Federator:
         if self.over.is_set():
             return
         try:
-            self.state, effects = step(self.state, event)
+            self.state, effects = step(self.state, event, time.monotonic())
             for effect in effects:
                 self._handlers[type(effect)](effect)
         except Exception as error:  # such as a full disk: nothing may be decided after it
@@ -467,6 +472,12 @@ class Federator:
             counted = tuple(ballot.client for ballot in ballots if ballot.verdict == "counted")
             scalars = from_wire(effect.decision.scalars, self.settings.plan.rows)
             self._news.append(("after_round", Round(effect.decision.round, voted, counted, scalars)))
+
+    def _set_patience(self, effect: Patience) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(effect.seconds, self._step, Impatience(effect.round))
 
     def _set_alarm(self, effect: Alarm) -> None:
         if self._alarm is not None:

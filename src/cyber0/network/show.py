@@ -93,11 +93,11 @@ def _median_quality(evaluations: list[Evaluation]) -> str:
 def table(federator: Federator) -> Group:
     """Return a table of who is here, who is late, and whose votes do not count and why."""
     state, seen = federator.state, federator.tally.clients
-    rows = Table("client", "", "late", "not counted", "why", "evaluation", box=None, padding=(0, 2, 0, 0))
+    rows = Table("client", "", "counted", "refused", "why", "evaluation", box=None, padding=(0, 2, 0, 0))
     for name in state.who.names[:ROWS]:
         one = seen[name]
         quality = "" if one.evaluation is None else _quality(one.evaluation)
-        cells = str(state.missed.get(name, 0)), str(one.refused), Text(printable(one.reason[:60])), quality
+        cells = f"{federator.tally.share(name):.0%}", str(one.refused), Text(printable(one.reason[:60])), quality
         rows.add_row(Text(printable(name)), _standing(federator, name), *cells)
     notices = [Text(f"  {printable(text)}", "dim", no_wrap=True) for text in list(federator.tally.notices)]
     return Group(Text(heading(federator), "bold"), rows, *notices)

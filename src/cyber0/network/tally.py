@@ -35,10 +35,12 @@ class Tally:
     def __init__(self, roster: tuple[str, ...]) -> None:
         self.clients = {name: ClientTally() for name in roster}
         self.notices: deque[str] = deque(maxlen=6)
+        self.rounds = 0
         self._times: deque[tuple[float, int]] = deque()
 
     def record(self, decision: Decision) -> None:
         """Count a decided round."""
+        self.rounds += 1
         self._times.append((time.monotonic(), decision.round))
         while len(self._times) > 2 and self._times[-1][0] - self._times[1][0] > WINDOW:
             self._times.popleft()
@@ -47,6 +49,10 @@ class Tally:
             seen.verdicts[ballot.verdict] += 1
             if ballot.verdict != "counted":
                 seen.reason = f"{ballot.verdict}: {ballot.reason}"
+
+    def share(self, name: str) -> float:
+        """Return in what share of the rounds that were decided here a client's vote counted."""
+        return self.clients[name].verdicts["counted"] / max(1, self.rounds)
 
     @property
     def rate(self) -> float:

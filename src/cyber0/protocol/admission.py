@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
+from immutables import Map
 
 from cyber0.protocol.messages import Vote
 from cyber0.protocol.records import Ballot, Verdict
@@ -11,6 +13,7 @@ from cyber0.protocol.records import Ballot, Verdict
 __all__ = ["Votes", "add_late", "admit", "differing", "set_apart"]
 
 Ballots = Mapping[str, tuple[Ballot, ...]]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,8 @@ class Votes:
 
     """
 
-    counted: Mapping[str, Ballot] = field(default_factory=dict[str, Ballot])
-    fingerprints: Mapping[str, int] = field(default_factory=dict[str, int])
+    counted: Map[str, Ballot] = Map()  # noqa: RUF009 - it never changes
+    fingerprints: Map[str, int] = Map()  # noqa: RUF009
     judged: Ballots = field(default_factory=dict[str, tuple[Ballot, ...]])
     excluded: frozenset[str] = frozenset()
     late: Mapping[str, Ballot] = field(default_factory=dict[str, Ballot])
@@ -97,19 +100,23 @@ def set_apart(votes: Votes, client: str, reason: str) -> Votes:
 
 
 def _count(votes: Votes, client: str, vote: Vote) -> Votes:
-    counted = {**votes.counted, client: Ballot.of(client, "counted", vote.scalars, signature=vote.signature)}
+    counted = votes.counted.set(client, Ballot.of(client, "counted", vote.scalars, signature=vote.signature))
     marks = votes.fingerprints
     if vote.fingerprint is not None:
-        marks = {**marks, client: vote.fingerprint}
+        marks = marks.set(client, vote.fingerprint)
     return replace(votes, counted=counted, fingerprints=marks)
 
 
 def _exclude(votes: Votes, client: str, *ballots: Ballot) -> Votes:
     """Replace all ballots of a client in this round, so that it cannot fill the ledger, and exclude it."""
-    counted = {name: ballot for name, ballot in votes.counted.items() if name != client}
-    marks = {name: mark for name, mark in votes.fingerprints.items() if name != client}
+    counted, marks = without(votes.counted, client), without(votes.fingerprints, client)
     judged = {**votes.judged, client: ballots}
     return replace(votes, counted=counted, fingerprints=marks, judged=judged, excluded=votes.excluded | {client})
+
+
+def without(mapping: Map[str, Value], key: str) -> Map[str, Value]:
+    """Return a mapping without a key, which it need not have."""
+    return mapping.delete(key) if key in mapping else mapping
 
 
 def _judged(client: str, verdict: Verdict, vote: Vote, length: int, reason: str) -> Ballot:

@@ -49,7 +49,7 @@ def leave(state: State, stream: ClientStream) -> State:
     if not state.is_current(stream):
         return state
     present = {client: event for client, event in state.present.items() if client != stream.client}
-    return replace(state, present=present, awaited=state.awaited - {stream.client})
+    return replace(state, present=present).without_awaited([stream.client])
 
 
 def farewell(state: State) -> Bye:
@@ -216,9 +216,9 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     state = replace(state, diverged=state.diverged - {client})
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
     counts = state.who.key(client) == event.hello.key  # else from two rounds after its new key is written
-    awaited = state.awaited | {client} if keeps_up and counts else state.awaited - {client}
+    state = state.with_awaited(client) if keeps_up and counts else state.without_awaited([client])
     gathering = state.gathering and not state.who.places.keys() <= state.present.keys() | state.revoked
-    state = replace(state, awaited=awaited, gathering=gathering)
+    state = replace(state, gathering=gathering)
     if state.extension is None and not state.is_finished:
         state = replace(state, extension=0)
         effects.append(Alarm(state.round, 0, state.settings.seconds(0)))

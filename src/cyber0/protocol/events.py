@@ -18,8 +18,10 @@ __all__ = [
     "Evaluated",
     "Event",
     "HangUp",
+    "Impatience",
     "Left",
     "Notice",
+    "Patience",
     "Proposed",
     "Received",
     "Record",
@@ -77,6 +79,13 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True)
+class Impatience:
+    """The time of a `Patience` is over."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send a message on a stream."""
 
@@ -129,6 +138,14 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """Bring the event `Impatience(round)` after so many seconds: a quorum is in, and others are still waited for."""
+
+    round: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class HangUp:
     """End a stream once everything that was sent on it before is delivered."""
 
@@ -143,5 +160,5 @@ class Notice:
     text: str
 
 
-Event = Arrived | Received | Proposed | Left | Deadline
-Effect = Send | Replay | RecordIdentity | Record | Evaluated | Alarm | HangUp | Notice
+Event = Arrived | Received | Proposed | Left | Deadline | Impatience
+Effect = Send | Replay | RecordIdentity | Record | Evaluated | Alarm | Patience | HangUp | Notice

@@ -1,21 +1,23 @@
 """The round machine: `step(state, event)` returns the next state and what is to be done. No clock, no I/O, no model.
 
 A round is decided as soon as everybody it waits for has voted and a quorum is in. It waits for the invited clients
-that are present and keep up; at the deadline it stops waiting for those that have not voted. With too few votes by
-then the deadline is extended, and the votes that were admitted stand. The commit of a round opens the next one.
+that are present and keep up: once a quorum is in, for some times as long as quorums took lately. Who has not voted by
+then is not waited for until a vote of its comes again. With too few votes at the deadline it is extended, and the votes
+that were admitted stand. The commit of a round opens the next one.
 
 A vote counts if its client has signed it on the link of its round. Changes of the roster are written with the next
 round that is decided, and are in force from the second round after it on.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from immutables import Map
 
 from cyber0 import aggregation
 from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit, InvalidRoster
-from cyber0.protocol.admission import Votes, add_late, admit, differing, set_apart
+from cyber0.protocol.admission import Votes, add_late, admit, differing, set_apart, without
 from cyber0.protocol.arrival import DIVERGED, REPLACED, REVOKING, arrive, farewell, found, keys_of, leave
 from cyber0.protocol.chain import advance, ballots_hash
 from cyber0.protocol.decide import decide
@@ -28,8 +30,10 @@ from cyber0.protocol.events import (
     Evaluated,
     Event,
     HangUp,
+    Impatience,
     Left,
     Notice,
+    Patience,
     Proposed,
     Received,
     Record,
@@ -40,11 +44,15 @@ from cyber0.protocol.records import Ballot, Decision, to_wire
 from cyber0.protocol.roster import Change, Roster, changes_to_bytes
 from cyber0.protocol.state import State, Transition, begin, resume
 
+PACE = 9  # rounds whose median time to a quorum is the pace of a run
+
 __all__ = ["State", "begin", "resume", "step", "with_proposed"]
 
 
-def step(state: State, event: Event) -> Transition:
+def step(state: State, event: Event, now: float = 0.0) -> Transition:
     """Return the state after an event, and the effects, to be executed in this order.
+
+    `now` is the time of the event in seconds, by any clock that does not jump.
 
     >>> from cyber0.config import RunConfig
     >>> from cyber0.protocol.messages import Hello
@@ -69,8 +77,10 @@ def step(state: State, event: Event) -> Transition:
         case Deadline(number, extension):
             if (number, extension) != (state.round, state.extension):
                 return state, []  # that round is decided
-            return found(state) if state.identity is None else _at_deadline(state)
-    return _decide_if_complete(state, effects)
+            return found(state) if state.identity is None else _at_deadline(state, now)
+        case Impatience(number):
+            return _out_of_patience(state, now) if number == state.round else (state, [])
+    return _decide_if_complete(state, effects, now)
 
 
 def _receive(state: State, event: Received) -> Transition:
@@ -96,7 +106,7 @@ def _reason_to_reject(state: State, event: Received, vote: Vote) -> str:
         if state.who.key(client) != state.present[client].hello.key:
             return "its key is not in the chain yet: it counts two rounds after it has come"
         return f"it is not signed by {client} on the link after {vote.round} rounds"
-    if vote.round == state.round and client not in state.voters:
+    if vote.round == state.round and not state.settings.is_invited(client, vote.round, state.who):
         return f"it is not invited to round {vote.round}"
     return DIVERGED if client in state.diverged else ""
 
@@ -140,7 +150,8 @@ def with_proposed(state: State, changes: tuple[Change, ...]) -> tuple[Change, ..
 def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
     client = stream.client
     votes = admit(state.votes, client, vote, state.settings.vote_bytes)
-    state, before = replace(state, votes=votes, awaited=state.awaited | {client}), state.votes
+    state, before = state.with_awaited(client), state.votes
+    state = replace(state, votes=votes, waiting=without(state.waiting, client))
     if client in votes.excluded and client not in before.excluded:
         return state, _rejection(stream, vote.round, votes.ballots(client)[-1])
     return state, []
@@ -149,7 +160,7 @@ def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
 def _late(state: State, stream: ClientStream, vote: Vote) -> Transition:
     """Take a vote for the round before. It shows that the client keeps up, so the open round waits for it."""
     client = stream.client
-    state, voted = replace(state, awaited=state.awaited | {client}, voted=state.voted | {client}), state.voted
+    state, voted = replace(state.with_awaited(client), voted=state.voted.set(client, None)), state.voted
     if client in voted or len(vote.scalars) != state.settings.vote_bytes:
         return state, []
     votes = add_late(state.votes, client, vote)
@@ -161,28 +172,34 @@ def _rejection(stream: ClientStream, number: int, ballot: Ballot) -> list[Effect
     return [Send(stream, Rejection(number, ballot.verdict, ballot.reason, ballot.reason == DIVERGED)), Notice(text)]
 
 
-def _at_deadline(state: State) -> Transition:
+def _at_deadline(state: State, now: float) -> Transition:
     """At the deadline, decide without those who have not voted; if that is not possible, extend it."""
-    laggards = _waited_for(state)
-    missed = {**state.missed, **{client: state.missed.get(client, 0) + 1 for client in laggards}}
-    alone = replace(state, awaited=state.awaited - laggards, missed=missed, gathering=False, tried=frozenset())
-    settled, effects = _decide_if_complete(alone, [])
+    alone = replace(state.without_awaited(state.waiting), gathering=False, tried=frozenset())
+    settled, effects = _decide_if_complete(alone, [], now)
     return (settled, effects) if settled.round > state.round else _extend(settled, effects)
 
 
-def _waited_for(state: State) -> frozenset[str]:
-    """Return whose votes the round waits for.
+def _out_of_patience(state: State, now: float) -> Transition:
+    """Decide without those who have not voted, if the quorum is still there; they count again once they are in time."""
+    if len(state.votes.counted) < state.who.quorum:
+        return replace(state, took=None), []  # a vote turned out not to count: the next quorum has its own patience
+    return _decide_if_complete(state.without_awaited(state.waiting), [], now)
 
-    A client that missed m deadlines is waited for in one round of 2**m, so that no liar can delay every round.
-    """
-    excused = {client for client, times in state.missed.items() if state.round % 2**times}
-    missing = state.awaited - state.votes.counted.keys() - state.votes.excluded - excused
-    return missing.intersection(state.voters) if missing else missing
+
+def _note_quorum(state: State, effects: list[Effect], now: float) -> Transition:
+    """Note how long the open round took to have a quorum, and how long it waits for others from then on."""
+    if state.took is not None or state.gathering or state.is_finished or len(state.votes.counted) < state.who.quorum:
+        return state, effects
+    took = max(0.0, now - state.opened)
+    state = replace(state, took=took)
+    if state.waiting:
+        effects.append(Patience(state.round, state.settings.patient((*state.pace, took))))
+    return state, effects
 
 
 def _extend(state: State, effects: list[Effect]) -> Transition:
     settings, extension = state.settings, (state.extension or 0) + 1
-    missing = set(state.voters) - state.votes.counted.keys() - state.votes.excluded
+    missing = set(state.voters).difference(state.votes.counted, state.votes.excluded)
     effects += [Send(event.stream, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
     have = f"{len(state.votes.counted)} votes of at least {state.who.quorum}"
     effects.append(Notice(f"round {state.round}: {have} at the deadline, which is extended"))
@@ -190,8 +207,9 @@ def _extend(state: State, effects: list[Effect]) -> Transition:
     return replace(state, extension=extension), effects
 
 
-def _decide_if_complete(state: State, effects: list[Effect]) -> Transition:
+def _decide_if_complete(state: State, effects: list[Effect], now: float) -> Transition:
     """Decide the open round if all votes that it waits for are in."""
+    state, effects = _note_quorum(state, effects, now)
     if not _is_complete(state):
         return state, effects
     state, found = _compare(state)
@@ -203,7 +221,7 @@ def _decide_if_complete(state: State, effects: list[Effect]) -> Transition:
     except (InvalidAggregation, InvalidCommit) as error:
         tried = frozenset(state.votes.counted)
         return replace(state, tried=tried), [*effects, Notice(f"round {state.round} cannot be decided: {error}")]
-    return _commit(replace(state, memory=memory), decision, effects)
+    return _commit(replace(state, memory=memory), decision, effects, now)
 
 
 def _is_complete(state: State) -> bool:
@@ -213,7 +231,7 @@ def _is_complete(state: State) -> bool:
         return False
     if state.tried and state.tried == frozenset(counted):
         return False
-    return not _waited_for(state)
+    return not state.waiting
 
 
 def _compare(state: State) -> Transition:
@@ -226,7 +244,7 @@ def _compare(state: State) -> Transition:
     effects: list[Effect] = []
     for client in sorted(apart):
         votes = set_apart(state.votes, client, DIVERGED)
-        state = replace(state, votes=votes, diverged=state.diverged | {client}, awaited=state.awaited - {client})
+        state = replace(state, votes=votes, diverged=state.diverged | {client}).without_awaited([client])
         if client in state.present:
             effects += _rejection(state.present[client].stream, state.round, votes.ballots(client)[-1])
     return state, effects
@@ -244,17 +262,20 @@ def _decision(state: State) -> tuple[Decision, Any]:
     return Decision(state.round, to_wire(scalars), tuple(ballots), state.proposed), memory
 
 
-def _commit(state: State, decision: Decision, effects: list[Effect]) -> Transition:
+def _commit(state: State, decision: Decision, effects: list[Effect], now: float) -> Transition:
     roster = (state.roster or state.who).after(decision.changes)
     head = advance(state.head, decision, roster)
     hashed, changes = ballots_hash(decision.ballots), changes_to_bytes(decision.changes)
     commit = Committed(decision.round, decision.scalars, hashed, changes=changes)
     streams = [event.stream for event in state.present.values()]
     effects += [Record(decision, head), *(Send(stream, commit) for stream in streams)]
-    voted = frozenset(state.votes.counted) | frozenset(state.votes.judged)
-    previous = state.head.link or b""
+    voted, previous = cast("Map[str, Any]", state.votes.counted), state.head.link or b""
+    for client in state.votes.judged:
+        voted = voted.set(client, None)
+    pace = (*state.pace, state.took or 0.0)[-PACE:]
     state = replace(state, head=head, previous=previous, votes=Votes(), voted=voted, extension=0, tried=frozenset())
     state, cut = _in_force(state, roster)
+    state = replace(state, pace=pace).opening(now)
     effects += cut
     if state.is_finished:
         bye = farewell(state)
@@ -270,7 +291,8 @@ def _in_force(state: State, roster: Roster) -> Transition:
     revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")
     rekeyed = {n for n, event in state.present.items() if roster.key(n) == event.hello.key != state.who.key(n)}
     awaited = (state.awaited | rekeyed) & roster.places.keys()
-    state = replace(state, awaited=frozenset(awaited), revoked=revoked, voted=state.voted | rekeyed)
+    voted = state.voted.update(dict.fromkeys(rekeyed))
+    state = replace(state, awaited=frozenset(awaited), revoked=revoked, voted=voted)
     state, effects = replace(state, roster=roster, proposed=()), list[Effect]()
     for client, event in state.present.items():
         if event.hello.key not in keys_of(state, client):

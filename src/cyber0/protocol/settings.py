@@ -1,9 +1,10 @@
 """The settings of a federation: what was agreed, who takes part, and how long a round waits."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from statistics import median
 from typing import Any, cast
 
 from cyber0 import aggregation
@@ -18,6 +19,7 @@ from cyber0.protocol.roster import Roster
 
 __all__ = ["Settings"]
 
+FLOOR = 0.02  # seconds that a round waits for others after its quorum in any case
 OWN = ("federator", "keys", "rotates", "semantics")  # what the JSON of an invitation does not have
 
 
@@ -25,7 +27,8 @@ OWN = ("federator", "keys", "rotates", "semantics")  # what the JSON of an invit
 class Settings:
     """What a federator and its clients hold to: the agreement, the roster, and how a round is timed.
 
-    A deadline that brings too few votes is doubled, up to `longest` seconds. Votes of every `fingerprint_every`th
+    A deadline that brings too few votes is doubled, up to `longest` seconds. Once a quorum is in, a round waits for the
+    other clients that keep up, `patience` times as long as quorums took lately. Votes of every `fingerprint_every`th
     round carry a fingerprint of the weights; clients that evaluate do so every `evaluate_every` rounds.
 
     >>> settings = Settings.of(RunConfig(clients=4, byzantine=1, directions=2))
@@ -42,6 +45,7 @@ class Settings:
     keep_votes: bool = True
     deadline: float = 60.0
     longest: float = 3600.0
+    patience: float = 2.0
     fingerprint_every: int = 100
     evaluate_every: int = 10
     federator: bytes = b""  # of an invitation: the public key that signs the chain
@@ -54,6 +58,8 @@ class Settings:
             raise InvalidConfig(f"roster = {self.roster} names a client twice: names must differ")
         if len(self.roster) != self.agreement.clients:
             raise InvalidConfig(f"the roster names {len(self.roster)} clients, but clients = {self.agreement.clients}")
+        if not 0 <= self.patience < float("inf"):
+            raise InvalidConfig(f"patience = {self.patience!r} must be a number of at least 0")
         for name in ("deadline", "longest"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidConfig(f"{name} = {getattr(self, name)!r} must be a number of seconds above 0")
@@ -201,9 +207,24 @@ class Settings:
         last = self._drawn.get("last")
         if last is None or last[0] != round or last[1] is not roster:
             chosen = participants(self.agreement.seed, round, clients, invited, 0.0)
-            last = round, roster, tuple(roster.names[place] for place in map(int, chosen))
+            names = tuple(roster.names[place] for place in map(int, chosen))
+            last = round, roster, names, frozenset(names)
             self._drawn["last"] = last
         return last[2]
+
+    def is_invited(self, client: str, round: int, roster: Roster) -> bool:  # noqa: A002
+        """Return whether a client is invited to a round."""
+        return (
+            client in roster.places if self.voters(round, roster) is roster.names else client in self._drawn["last"][3]
+        )
+
+    def patient(self, pace: Sequence[float]) -> float:
+        """Return how many seconds a round waits for others after its quorum, if quorums took so long lately.
+
+        >>> Settings.of(RunConfig(clients=4, byzantine=1)).patient([0.5, 0.1, 0.2])
+        0.4
+        """
+        return min(max(FLOOR, self.patience * median(pace)), self.deadline)
 
     def seconds(self, extension: int) -> float:
         """Return how long a round waits for votes, the first time and after so many extensions."""

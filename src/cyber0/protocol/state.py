@@ -1,13 +1,14 @@
 """What a federator knows between two events. What must survive a crash is in its ledger."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from immutables import Map
 
 from cyber0 import aggregation
-from cyber0.protocol.admission import Votes
+from cyber0.protocol.admission import Votes, without
 from cyber0.protocol.chain import Head, genesis
 from cyber0.protocol.events import Arrived, ClientStream, Effect
 from cyber0.protocol.identity import Identity
@@ -34,12 +35,15 @@ class State:
     proposed: tuple[Change, ...] = ()  # to be written with the open round
     revoked: frozenset[str] = frozenset()  # whose revocation is proposed or pending
     present: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # who is sent each commit
-    awaited: frozenset[str] = frozenset()  # those of them that keep up; a round waits for their votes
-    missed: Mapping[str, int] = field(default_factory=dict[str, int])  # how many deadlines each client has missed
+    awaited: frozenset[str] = frozenset()  # those of them that keep up
+    waiting: Map[str, None] = Map()  # noqa: RUF009 - those of them whose votes the open round still waits for
     diverged: frozenset[str] = frozenset()  # whose weights are known to be wrong
     votes: Votes = field(default_factory=Votes)  # for the open round
-    voted: frozenset[str] = frozenset()  # whose votes for the last round are known
+    voted: Map[str, Any] = Map()  # noqa: RUF009 - whose votes for the last round are known
     extension: int | None = None  # how often the open round's deadline was extended; None while it has none
+    opened: float = 0.0  # when the open round was opened, by the clock of the events
+    took: float | None = None  # seconds until the open round had a quorum; None while it has none
+    pace: tuple[float, ...] = ()  # the same of the last rounds
     gathering: bool = True  # after a start, until the whole roster was there or a deadline has passed
     tried: frozenset[str] = frozenset()  # whose votes the rule could make no commit of
     memory: Any = None  # of a rule with memory: what it makes of the commits so far
@@ -67,6 +71,29 @@ class State:
     def is_finished(self) -> bool:
         """Whether all rounds are decided."""
         return self.round >= self.who.last
+
+    def with_awaited(self, client: str) -> "State":
+        """Return the state in which a client keeps up; the open round waits for its vote, unless it has that."""
+        awaited, waiting = self.awaited, self.waiting
+        if client not in awaited:
+            awaited |= {client}
+            heard = client in self.votes.counted or client in self.votes.excluded
+            if not heard and self.settings.is_invited(client, self.round, self.who):
+                waiting = waiting.set(client, None)
+        return replace(self, awaited=awaited, waiting=waiting)
+
+    def without_awaited(self, clients: Iterable[str]) -> "State":
+        """Return the state in which clients do not keep up, and nothing waits for them."""
+        waiting = self.waiting
+        gone = self.awaited.intersection(clients)
+        for client in gone:
+            waiting = without(waiting, client)
+        return replace(self, awaited=self.awaited - gone, waiting=waiting) if gone else self
+
+    def opening(self, now: float) -> "State":
+        """Return the state with a round that is open from now on: it waits for all who keep up and are invited."""
+        waiting = Map({client: None for client in self.voters if client in self.awaited})
+        return replace(self, waiting=waiting, opened=now, took=None)
 
     def is_current(self, stream: ClientStream) -> bool:
         """Return whether this is the stream that a client uses now; it may have opened another one since."""
@@ -100,7 +127,7 @@ def resume(
         previous,
         roster,
         revoked=revoked,
-        voted=frozenset(roster.names),
+        voted=Map(dict.fromkeys(roster.names)),
         memory=memory,
     )
 
