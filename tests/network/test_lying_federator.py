@@ -11,9 +11,9 @@ from tests.network.two_faces import FEDERATOR, TwoFaces
 from cyber0.errors import InvalidEvidence
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.store import Store
-from cyber0.protocol import evidence
+from cyber0.protocol import evidence, pages
 from cyber0.protocol.chain import link_statement, vote_statement
-from cyber0.protocol.messages import RoundOpen
+from cyber0.protocol.messages import CatchUp, RoundOpen
 from cyber0.protocol.records import Ballot, to_wire
 from cyber0.protocol.roster import canonical
 from cyber0.protocol.signing import encoded, is_by, sign
@@ -278,6 +278,71 @@ def test_a_second_welcome_does_not_get_around_an_audit(world):
     assert not world.stopped
     assert world.members[ALICE].commits == 4
     assert ALICE not in node.votes
+
+
+def as_imported(node, last=True):
+    """A round as of a run whose votes were not imported with it."""
+    anchor = node.position.anchor.to_bytes() if last else b""
+    return CatchUp(node.decision.round, node.decision.scalars, signature=node.position.signature, anchor=anchor)
+
+
+@pytest.mark.parametrize("audit", [1.0, 0.05])
+def test_a_round_that_is_shown_as_imported_does_not_get_around_an_audit(audit):
+    world = TwoFaces(3, 1, rounds=20, audit=audit)
+    picks = iter([0.9, 0.9, 0.9, 0.01])
+    world.members[ALICE].audits._rng.random = lambda: next(picks)
+    node = world.root
+    for _ in range(3):
+        node = world.decide(node, world.settings.roster)
+        for name in world.members:
+            world.show(name, node)
+    right = world.decide(node, world.settings.roster).decision
+    wrong = world.write(node, changed_bit(world, right))
+    world.at[ALICE] = wrong
+    world.deliver(ALICE, [as_imported(wrong)], {3: wrong.decision})
+    assert not isinstance(stops(world, "round 3 is shown without its ballots, and this client audits it"), Caught)
+    assert ALICE not in wrong.votes
+    assert world.members[ALICE].commits == 3
+
+
+def test_a_client_that_comes_takes_imported_rounds_once_their_last_link_is_signed(world):
+    told = []
+    world.members[ALICE] = world.member(ALICE, 0, notice=told.append)
+    world.at[ALICE] = world.node
+    *first, last = world.node.path
+    world.deliver(ALICE, [world.welcome(), *(as_imported(node, last=False) for node in first)])
+    assert world.members[ALICE].commits == 0
+    world.deliver(ALICE, [as_imported(last)])
+    assert world.members[ALICE].commits == 4
+    assert told == ["4 rounds were imported without their votes: this client cannot audit them"]
+
+
+def test_commits_that_nobody_signed_are_not_applied(world):
+    world.members[ALICE] = member = world.member(ALICE, 0)
+    world.deliver(ALICE, [world.welcome(), CatchUp(0, bytes(8)), RoundOpen(2)])
+    assert (member.commits, member.model.fingerprint()) == (0, 0)
+
+
+def test_a_replay_does_not_get_around_an_audit():
+    world = TwoFaces(3, 1, rounds=20, audit=0.05)
+    picks = iter([0.01, 0.9, 0.9])  # the first round is picked once, by chance
+    world.members[ALICE].audits._rng.random = lambda: next(picks)
+    wrong = world.write(world.root, changed_bit(world, world.decide(world.root, world.settings.roster).decision))
+    world.at[ALICE] = wrong
+    world.deliver(ALICE, [wrong.committed()])
+    world.replay(ALICE, wrong)
+    judged(stops(world, "its scalars are not what median makes of the counted votes"))
+
+
+def test_an_answer_may_not_use_up_the_budget_of_audits(world):
+    """Fields that nobody knows change no ballot, and a client would have to take them all the same."""
+    node = world.decide(world.node, world.settings.roster)
+    world.at[ALICE] = node
+    world.deliver(ALICE, [node.committed()])
+    data = pages.to_bytes(node.decision) + b"\xfa\x7f\x80\x80\x10" + bytes(2**18)
+    answers = [pages.page_of(4, data, number) for number in range(5)]
+    world.deliver(ALICE, answers)
+    assert not isinstance(stops(world, "the ballots of round 4 have more than 147,"), Caught)
 
 
 def test_an_answer_that_is_not_the_round_accuses_nobody(world):

@@ -24,7 +24,7 @@ from cyber0.protocol.records import Decision, from_wire
 __all__ = ["Audits", "Caught", "detection"]
 
 LAG = 8  # rounds that a client may go on for while an audit is under way, unless it audits every round
-LARGEST = 2**26  # bytes of the ballots of one round
+BALLOTS, ROOM, CHANGES = 4, 2**10, 2**17  # of a client in a round; bytes of one beside its scalars; of changes
 WINDOW = 16  # rounds whose ballots are asked for at a time
 VOTES = 64  # of its own that it looks for, the last ones
 
@@ -95,6 +95,7 @@ class Audits:
         self._rng, self._now = rng or random.SystemRandom(), now
         self._since, self._spent = now(), 0.0
         self._pending: dict[int, _Pending] = {}
+        self._owed: set[int] = set()  # rounds that were picked, and not shown before the client had to begin anew
         self._votes: dict[int, bytes] = {}
         self._rule: aggregation.Composition | None = None
         self._memory: Any = None
@@ -102,7 +103,11 @@ class Audits:
         self._commits = bytearray()  # of a rule with memory, for evidence
 
     def begin(self, identity: Identity, rounds: int) -> None:
-        """Get ready for a run of which the client holds so many rounds; a client that begins anew does so again."""
+        """Get ready for a run of which the client holds so many rounds; a client that begins anew does so again.
+
+        Rounds that were picked and not shown stay picked, so that a replay gets around no audit.
+        """
+        self._owed |= self._pending.keys()
         self._pending.clear()
         try:
             self._rule = rule_of(identity, self.own_code) if self.fraction else None
@@ -120,10 +125,18 @@ class Audits:
         self._votes[round] = digest
         self._votes.pop(round - VOTES, None)
 
-    def follow(self, steps: list[Step]) -> list[Audit]:
-        """Take rounds that the client has followed, and return what to ask for."""
+    def follow(self, steps: list[Step], known: int = 0) -> list[Audit]:
+        """Take rounds that the client has followed, and return what to ask for.
+
+        Args:
+            steps: The rounds.
+            known: How many rounds may be shown as imported, without ballots; others could be lies that cannot be seen.
+
+        """
         for place, step in enumerate(steps):
-            if self._picks(step):
+            if (step.ballots or step.round >= known) and self._picks(step):
+                if not step.ballots:
+                    raise Refused(f"round {step.round} is shown without its ballots, and this client audits it")
                 self._pending[step.round] = _Pending(steps, place, self._memory)
             self._remember(step)
         return self._ask()
@@ -168,8 +181,8 @@ class Audits:
             self.notice(f"the federator shows no ballots of round {page.round}: this client does not vote on")
             return []
         pending.data += page.data
-        if len(pending.data) > LARGEST:
-            raise Refused(f"the ballots of round {page.round} have more than {LARGEST:,} bytes")
+        if len(pending.data) > (most := _most(pending.step)):
+            raise Refused(f"the ballots of round {page.round} have more than {most:,} bytes")
         if not page.last:
             pending.page += 1
             return [Audit(page.round, pending.page)]
@@ -178,9 +191,9 @@ class Audits:
         return self._ask()
 
     def _picks(self, step: Step) -> bool:
-        if not step.ballots or not step.before.identity.keep_votes:
+        if not step.before.identity.keep_votes:
             return False
-        if self.fraction >= 1:
+        if self.fraction >= 1 or step.round in self._owed:
             return True
         if self._rng.random() >= self.fraction:
             return False
@@ -217,6 +230,7 @@ class Audits:
         except Wrong as wrong:
             raise self._caught(pending, decision, wrong) from None
         self.audited += 1
+        self._owed.discard(step.round)
         if is_final(context, len(counted)):
             self.final = max(self.final, step.round)
         self._find(step.round, decision)
@@ -239,3 +253,8 @@ class Audits:
         if digest is not None and all(ballot.digest != digest for ballot in decision.ballots):
             self.missing += 1
             self.notice(f"this client's vote of round {round} is not among its ballots: it was late, or left out")
+
+
+def _most(step: Step) -> int:
+    """Return how many bytes the ballots of a round may have: more would only use up what audits may take."""
+    return len(step.before.roster.names) * BALLOTS * (len(step.scalars) + ROOM) + CHANGES

@@ -320,8 +320,8 @@ class Member:
     def _advance(self, send: Send) -> None:
         """Follow the chain and apply the commits that are new.
 
-        Nothing is applied before the chain has led to the last link that this client has signed; and, where it audits
-        every round, before it has found the rounds right.
+        Nothing is applied before the chain has led to a link that the federator has signed, and to the last one that
+        this client has; and, where it audits every round, before it has found the rounds right.
         """
         while self._waiting and not self.audits.holds:
             self._follow(self._waiting.popleft(), send)
@@ -333,7 +333,8 @@ class Member:
 
     @property
     def _is_applicable(self) -> bool:
-        return not self.audits.holds and self._tip >= self.store.newest
+        ends_signed = not self._followed or self._followed[-1].after.head.link is not None
+        return not self.audits.holds and ends_signed and self._tip >= self.store.newest
 
     @property
     def _tip(self) -> int:
@@ -350,9 +351,24 @@ class Member:
         except Forked as forked:
             self._accuse(forked)
             return
+        known = self._known(steps)
         self._followed += steps
-        for request in self.audits.follow(steps):
+        for request in self.audits.follow(steps, known):
             send(request)
+
+    def _known(self, steps: list[Step]) -> int:
+        """Return how many rounds may be shown without ballots, as those of an imported run are.
+
+        Those up to the last vote: the client has signed their commits. A client that has just come takes what was
+        imported before its time.
+        """
+        begins = self.store.newest < 0 and self.commits == 0 and not any(step.ballots for step in self._followed)
+        if not begins or not steps or steps[-1].ballots:
+            return self.store.newest
+        last = steps[-1].after.head
+        if last.link is not None and self.audits.fraction:
+            self.notice(f"{last.rounds} rounds were imported without their votes: this client cannot audit them")
+        return last.rounds
 
     def _apply(self) -> None:
         steps, self._followed = self._followed, []
