@@ -72,7 +72,9 @@ class Agreement(Options):
 
     task: str = Field(default="mnist", description="What to train: a task's name, or package.module:object.")
     model: str | None = Field(default=None, description="The language model: a hub id or a folder.")
-    clients: Positive = Field(default=40, description="How many clients there are (the paper's n).")
+    clients: Annotated[int, Field(ge=1, lt=2**32)] = Field(
+        default=40, description="How many clients there are (the paper's n)."
+    )
     byzantine: Annotated[int, Field(ge=0)] = Field(default=10, description="How many of them may lie (the paper's b).")
     rule: str = Field(default="cwtm", description="How votes are aggregated, e.g. mean, nnm+cwtm, krum(power=1).")
     quorum: Positive | None = Field(

@@ -314,7 +314,7 @@ def test_a_client_that_comes_takes_imported_rounds_once_their_last_link_is_signe
     assert world.members[ALICE].commits == 0
     world.deliver(ALICE, [as_imported(last)])
     assert world.members[ALICE].commits == 4
-    assert told == ["4 rounds were imported without their votes: this client cannot audit them"]
+    assert told[-1:] == ["4 rounds were imported without their votes: this client cannot audit them"]
 
 
 def test_commits_that_nobody_signed_are_not_applied(world):

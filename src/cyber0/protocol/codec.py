@@ -20,6 +20,7 @@ LAYOUT = 2**19  # bytes of a model's layout: thousands of tensors
 MEANING = 2**14  # bytes of a task's digests
 CHANGES = 2**16  # bytes of changes of the roster
 CERTIFICATE = 2**13  # bytes
+REASON = 1000  # characters
 
 # The wire's messages bear the names of ours, field for field.
 ENVELOPES: dict[str, Any] = {
@@ -53,20 +54,23 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "loss": (lambda loss: not isnan(loss), "a number"),
     "samples": (lambda samples: samples > 0, "at least 1"),
     "verdict": (lambda verdict: verdict in get_args(Verdict), f"one of {', '.join(get_args(Verdict))}"),
-    "reason": (lambda reason: len(reason) <= 1000, "at most 1000 characters"),
+    "reason": (lambda reason: len(reason) <= REASON, f"at most {REASON} characters"),
 }
 CHECKED = {kind: [name for name in names if name in RIGHT] for kind, names in FIELDS.items()}
 
 
 def encode(message: FromClient | FromFederator) -> bytes:
-    """Return the bytes of a message.
+    """Return the bytes of a message; of a reason that is too long only the beginning, and what is text.
 
     >>> from cyber0.protocol.messages import Vote
     >>> encode(Vote(7, bytes.fromhex("0000803f"))).hex()
     '1208080712040000803f'
     """
     envelope, kind = ENVELOPES[type(message).__name__]
-    return envelope(**{kind: {name: getattr(message, name) for name in FIELDS[kind]}}).SerializeToString()
+    values = {name: getattr(message, name) for name in FIELDS[kind]}
+    if "reason" in values:  # it may quote what somebody else has sent
+        values["reason"] = values["reason"][:REASON].encode(errors="replace").decode()
+    return envelope(**{kind: values}).SerializeToString()
 
 
 def decode_from_client(data: bytes, limit: int = LIMIT) -> FromClient:

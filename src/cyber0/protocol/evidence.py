@@ -133,7 +133,7 @@ def judge(data: bytes, own_rule: bool = False) -> Judgement:
         return _JUDGES[fields["kind"]](identity, fields, own_rule)
     except InvalidEvidence:
         raise
-    except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
         raise InvalidEvidence(f"the evidence cannot be read: {error}") from None
 
 

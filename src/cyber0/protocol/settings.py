@@ -61,7 +61,7 @@ class Settings:
         if not 0 <= self.patience < float("inf"):
             raise InvalidConfig(f"patience = {self.patience!r} must be a number of at least 0")
         for name in ("deadline", "longest"):
-            if not 0 < getattr(self, name) < float("inf"):
+            if not 0 < getattr(self, name) < 2**32:  # the integers of strangers may be too large for a float
                 raise InvalidConfig(f"{name} = {getattr(self, name)!r} must be a number of seconds above 0")
         for name in ("fingerprint_every", "evaluate_every"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
