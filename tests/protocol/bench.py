@@ -20,7 +20,8 @@ from cyber0.protocol.signing import encoded, new_key
 ROSTER = ("ann", "bob", "cy", "dan")
 MANIFEST, BASE = bytes([7] * 32), bytes(32)
 NAMES = (*ROSTER, "eve", "fay", *"abcdefgh", *(f"client {number}" for number in range(5)))
-KEYS = {name: encoded(new_key().public_key()) for name in NAMES}
+MANY = tuple(f"c{place:02}" for place in range(12))
+KEYS = {name: encoded(new_key().public_key()) for name in (*NAMES, *MANY)}
 FEDERATOR = encoded(new_key().public_key())
 
 
@@ -50,10 +51,10 @@ class Bench:
     """A machine, all effects it has had, and what each client was sent."""
 
     def __init__(self, state):
-        self.state, self.effects = state, []
+        self.state, self.effects, self.now = state, [], 0.0
 
     def __call__(self, event):
-        self.state, effects = step(self.state, event)
+        self.state, effects = step(self.state, event, self.now)
         self.effects += effects
         return effects
 

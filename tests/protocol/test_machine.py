@@ -112,20 +112,6 @@ def test_a_silent_client_holds_up_one_round_only():
     assert machine.commits == [1.0, 2.0, 3.0]
 
 
-def test_a_client_that_votes_after_each_deadline_holds_up_few_rounds():
-    machine = bench(rounds=1000)
-    deadlines = 0
-    while machine.state.round < 1000:
-        number = machine.state.round
-        for name in ROSTER[:3]:
-            machine.vote(name, 1.0, number=number)
-        if machine.state.round == number:
-            machine.late()
-            deadlines += 1
-        machine.vote("dan", 1.0, number=number)
-    assert deadlines <= 11
-
-
 def test_a_client_that_leaves_is_not_waited_for():
     machine = bench()
     for name in ROSTER[:3]:

@@ -8,7 +8,9 @@ from tests.protocol.bench import KEYS, ROSTER, Bench, resumed, settings
 from cyber0.protocol.events import (
     ClientStream,
     Deadline,
+    Impatience,
     Left,
+    Patience,
     Proposed,
     Record,
     Send,
@@ -44,7 +46,7 @@ class AgainstAModel(RuleBasedStateMachine):
         self.machine = Bench(resumed(settings(rounds=LAST), commits))
         self.round, self.commits, self.gathering, self.extension = commits, [], True, None
         self.here, self.keeping_up = {}, set()
-        self.votes, self.excluded, self.missed = {}, set(), dict.fromkeys(NAMES, 0)
+        self.votes, self.excluded = {}, set()
         self.roster, self.pending, self.proposed, self.last = set(ROSTER), [], [], LAST
         self.first = self.machine.state.roster
 
@@ -100,11 +102,10 @@ class AgainstAModel(RuleBasedStateMachine):
         self.machine = Bench(resume(state.settings, state.identity, state.head, state.roster, state.previous))
         self.machine.effects = effects
         self.here, self.keeping_up, self.votes, self.excluded, self.proposed = {}, set(), {}, set(), []
-        self.gathering, self.extension, self.missed = True, None, dict.fromkeys(NAMES, 0)
+        self.gathering, self.extension = True, None
 
     def waited_for(self):
-        missing = self.keeping_up - self.votes.keys() - self.excluded
-        return {name for name in missing if self.round % 2 ** self.missed[name] == 0}
+        return self.keeping_up - self.votes.keys() - self.excluded
 
     @rule(name=names, stream=st.integers(0, 1), commits=st.integers(0, 7))
     def come(self, name, stream, commits):
@@ -172,11 +173,24 @@ class AgainstAModel(RuleBasedStateMachine):
             return
         before, self.gathering, laggards = self.round, False, self.waited_for()
         self.keeping_up -= laggards
-        for name in laggards:
-            self.missed[name] += 1
         self.settle()
         if self.round == before:
             self.extension += 1
+
+    @rule(back=st.integers(0, 1))
+    def impatience(self, back):
+        """The time after the quorum is over, or was that of the round before."""
+        self.machine(Impatience(self.round - back))
+        if not back and len(self.votes) >= quorum(len(self.roster)):
+            self.keeping_up -= self.waited_for()
+            self.settle()
+
+    @invariant()
+    def a_round_that_waits_for_others_after_its_quorum_does_so_for_a_time(self):
+        state = self.machine.state
+        if len(self.votes) >= quorum(len(self.roster)) and not self.gathering and self.round < self.last:
+            assert state.took is not None
+            assert Patience in {type(effect) for effect in self.machine.effects} or not self.waited_for()
 
     @invariant()
     def agrees(self):
@@ -184,6 +198,7 @@ class AgainstAModel(RuleBasedStateMachine):
         assert state.round == self.round
         assert self.machine.commits == self.commits
         assert set(state.votes.counted) == set(self.votes)
+        assert set(state.waiting) == self.waited_for() & self.roster
         assert {name: event.stream.number for name, event in state.present.items()} == self.here
         assert state.extension == self.extension
         assert (set(state.who.names), state.who.last) == (self.roster, self.last)
