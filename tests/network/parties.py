@@ -13,10 +13,12 @@ from tests import processes
 
 from cyber0.config import RunConfig
 from cyber0.files import write_atomically
+from cyber0.network.control import Control
 from cyber0.network.local_model import LocalModel
 from cyber0.network.server import Federator
 from cyber0.network.session import run_client
 from cyber0.protocol.settings import Settings
+from cyber0.protocol.signing import private_key
 from cyber0.protocol.sqlite import File
 
 PATIENCE = 120.0  # seconds until a test that hangs has failed
@@ -50,10 +52,17 @@ async def _federate(settings, ledger, port, linger):
     with File(ledger) as file:
         federator = Federator(settings, file, linger=linger)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, federator.stop, "told to")
-        await federator.serve(f"127.0.0.1:{port}")
+        await federator.start(f"127.0.0.1:{port}")
+        control = Control(federator, ledger)
+        assert not await control.open()
+        await federator.over.wait()
+        await control.close()
+        await federator.close()
 
 
 def participate(port, name, result, options):
+    if "key" in options:
+        options["key"] = private_key(options["key"])
     outcome = run_client(f"127.0.0.1:{port}", name, device="cpu", **options)
     write_atomically(result, json.dumps({"rounds": outcome.rounds, "fingerprint": outcome.fingerprint}))
 

@@ -16,11 +16,13 @@ from cyber0.cli.join import join
 from cyber0.cli.keys import keys
 from cyber0.cli.ledger import ledger
 from cyber0.cli.replay import replay
+from cyber0.cli.roster import admit, extend, revoke, roster, rotate
 from cyber0.cli.run import run
 from cyber0.cli.serve import serve
 from cyber0.cli.study import study
 from cyber0.cli.theory import theory
 from cyber0.cli.verify import verify
+from cyber0.cli.withdraw import renew, withdraw
 
 __all__ = ["app"]
 
@@ -59,6 +61,13 @@ app.add_typer(keys, name="keys")
 app.add_typer(flower, name="flower")
 app.command()(serve)
 app.command()(join)
+app.command()(roster)
+app.command()(admit)
+app.command()(revoke)
+app.command()(rotate)
+app.command()(extend)
+app.command()(withdraw)
+app.command()(renew)
 app.command()(replay)
 app.command()(verify)
 

@@ -17,7 +17,7 @@ from cyber0.network.keys import certificate, channel_credentials, client_name
 from cyber0.network.session import Outcome, run_client
 from cyber0.printable import printable
 from cyber0.progress import Progress
-from cyber0.protocol.signing import private_key
+from cyber0.protocol.signing import PrivateKey, private_key
 
 __all__ = ["join", "state_directory"]
 
@@ -67,6 +67,13 @@ def join(
     tls: Annotated[
         Path | None, typer.Option(help="Your folder of keys, made by cyber0 keys request and install.")
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="The key that signs your votes, in PEM. \\[default: that of --tls, or one made in --state]",
+            show_default=False,
+        ),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -114,7 +121,7 @@ def join(
         _check_handshake(address, tls)
     options: dict[str, Any] = {
         "credentials": None if tls is None else channel_credentials(tls),
-        "key": None if tls is None else private_key(tls / "key.pem"),
+        "key": _key(tls, key),
         "authority": None if tls is None else certificate(tls / "ca.pem"),
         "data": data,
         "source": source,
@@ -129,7 +136,7 @@ def join(
         "audit_budget": audit_budget,
         "expect": digest_of(expect, "--expect"),
         "limits": Limits(max_memory, max_seconds, max_directions, max_rounds),
-        "marks": None if tls is None else tls / "runs",
+        "marks": key.with_name(f"{key.name}-runs") if key else None if tls is None else tls / "runs",
         "attack": attack,
         "snapshot_every": snapshot_every,
         "give_up": give_up,
@@ -148,6 +155,13 @@ def _join(address: str, name: str, options: dict[str, Any]) -> None:
 
         outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
     _print(console, outcome, options["out"])
+
+
+def _key(tls: Path | None, key: Path | None) -> PrivateKey | None:
+    if tls is not None and key is not None:
+        raise InvalidConfig(f"--key {key} and --tls {tls}: with TLS the key of the certificate signs; leave --key out")
+    path = key or (None if tls is None else tls / "key.pem")
+    return None if path is None else private_key(path)
 
 
 def _check_handshake(address: str, tls: Path) -> None:

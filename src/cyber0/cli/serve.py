@@ -16,7 +16,9 @@ from cyber0.cli.recipe import read_recipe
 from cyber0.cli.run import with_options
 from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig
+from cyber0.network.control import Control
 from cyber0.network.keys import (
+    certificate,
     certificate_of_federator,
     certificates_of_clients,
     check_name,
@@ -203,11 +205,17 @@ async def _serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop, number)
         port = await federator.start(listen, None if tls is None else server_credentials(tls))
+        control = Control(
+            federator, ledger.path, None if tls is None else certificate(federator_key(tls).with_name("ca.pem"))
+        )
+        if problem := await control.open():
+            show.notice(problem)
         show.begin(federator, f"{listen.rpartition(':')[0]}:{port}", secure=tls is not None)
         while not federator.over.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(federator.over.wait(), 1.0)
             show.line()
+        await control.close()
         await federator.close()
     _report(console, federator, kept(ledger))
     if signal.SIGINT in signals:

@@ -24,6 +24,7 @@ __all__ = [
     "federator",
     "federator_certificate",
     "fingerprint",
+    "fingerprint_of",
     "hosts_of",
     "is_authority",
     "is_for_client",
@@ -162,7 +163,12 @@ def fingerprint(named: Named) -> str:
     >>> len(fingerprint(made).split())
     8
     """
-    digest = sha256(subject_public_key(named)).hexdigest()[:32]
+    return fingerprint_of(subject_public_key(named))
+
+
+def fingerprint_of(public: bytes) -> str:
+    """Return 128 bits of the SHA-256 of a public key, which is its SubjectPublicKeyInfo in DER."""
+    digest = sha256(public).hexdigest()[:32]
     return " ".join(digest[place : place + 4] for place in range(0, 32, 4))
 
 

@@ -119,10 +119,11 @@ class _Batches:
 
     def __init__(self, task: Task, agreement: Agreement, place: int, device: torch.device, deal: str | None) -> None:
         self.agreement, self.place = agreement, place
-        if not 0 <= place < agreement.clients:
-            raise InvalidConfig(f"index = {place}: it must be from 0 to {agreement.clients - 1}, one for each client")
         inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
         if deal is not None:
+            if not 0 <= place < agreement.clients:
+                shares = "one for each client that the run began with"
+                raise InvalidConfig(f"index = {place}: it must be from 0 to {agreement.clients - 1}, {shares}")
             held = partition.split(deal, task.dataset.strata, agreement.clients, agreement.seed)[place]
             inputs, labels = inputs[held], labels[held]
         self.inputs, self.labels = torch.as_tensor(inputs).to(device), torch.as_tensor(labels).to(device)

@@ -17,7 +17,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from cyber0.callbacks import Callbacks, Round
-from cyber0.errors import Cyber0Error, InvalidConfig, InvalidIdentity, InvalidUserCode, RejectedMessage
+from cyber0.errors import (
+    Cyber0Error,
+    InvalidConfig,
+    InvalidIdentity,
+    InvalidRoster,
+    InvalidUserCode,
+    RejectedMessage,
+)
 from cyber0.network.connection import GRACE, MAX_MESSAGES, Connection
 from cyber0.network.limits import RateLimit
 from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
@@ -47,7 +54,7 @@ from cyber0.protocol.events import (
     Send,
 )
 from cyber0.protocol.ledger import Ledger, Report
-from cyber0.protocol.machine import step
+from cyber0.protocol.machine import step, with_proposed
 from cyber0.protocol.messages import (
     VERSION,
     Ask,
@@ -69,7 +76,7 @@ from cyber0.protocol.signing import PrivateKey, PublicKey, encoded, is_by, key_b
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.state import restored
 
-__all__ = ["Federator"]
+__all__ = ["Federator", "when"]
 
 MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
 HELLO_BURST, HELLO_SECONDS = 20, 1.0  # at once, and until one more is answered
@@ -137,11 +144,12 @@ class Federator:
             )
         self._callbacks, self._news = [Callbacks([each]) for each in callbacks], list[tuple[str, Any]]()
         self.state = restored(settings, ledger, self.public)
-        self.tally = Tally(settings.roster)
+        self.tally = Tally(self.state.who.members)
         self.over = asyncio.Event()
         self.reason, self.failure = "", None
         self._limit = size_limit(settings.plan.scalars)
-        self._invitation = encode(settings.invitation(self.public, certificate))
+        self._invitation: tuple[tuple[str, ...] | None, bytes] = None, b""
+        self._proposals: list[asyncio.Future[int | None]] = []  # to be written with the open round
         self._audits = RateLimit(AUDIT_BURST, AUDIT_SECONDS)
         self._audited: tuple[int, bytes] = -1, b""
         self._signature = b""
@@ -196,6 +204,7 @@ class Federator:
         """Stop after the current event; the run can be continued from its ledger."""
         self.reason = self.reason or reason
         self.over.set()
+        self._settle(None)
 
     async def close(self) -> None:
         """End all streams, seal the ledger and free the port; raise what went wrong. The ledger stays open."""
@@ -224,7 +233,7 @@ class Federator:
 
     def seal(self) -> None:
         """Seal the ledger's head, signed, with the fingerprint that the clients agree on."""
-        mark = self.tally.agreed(self.settings.agreement.byzantine + 1) if self.state.is_finished else None
+        mark = self.tally.agreed(self.state.who.byzantine + 1) if self.state.is_finished else None
         head = self.ledger.head
         before = next((seal for seal in self.ledger.seals if seal.rounds == head.rounds), None)
         if before is not None and mark is None:
@@ -242,7 +251,7 @@ class Federator:
             await context.write(encode(Bye(str(error), final=True)))
             return
         # gRPC's own limit would not do: it goes on counting streams that a client never reads to the end
-        if len(self._connections) >= 4 * len(self.settings.roster) + 64:
+        if len(self._connections) >= 4 * len(self.state.who.names) + 64:
             await context.write(encode(Bye("too many streams: come again later")))
             return
         self._make_room(connection)
@@ -315,16 +324,26 @@ class Federator:
                 self._ask(connection, version)
             case Hello():
                 self._hello(connection, message)
+            case Request():
+                self._request(connection, message)
             case _:
                 if connection.stream is not None and self.state.is_current(connection.stream):
                     self._talk_of(connection, connection.stream, message)
 
     def _ask(self, connection: Connection, version: int) -> None:
         if version == VERSION:
-            connection.outbox.put(self._invitation)
+            connection.outbox.put(self._invite())
         else:
             bye = Bye(f"this federator speaks version {VERSION} of the protocol, not {version}", final=True)
             self._dismiss(connection, bye)
+
+    def _invite(self) -> bytes:
+        """Return the invitation, which names those who were admitted since the run was founded."""
+        admitted = tuple(name for name in self.state.who.members if name not in self.settings.roster)
+        if self._invitation[0] != admitted:
+            told = replace(self.settings, admitted=admitted)
+            self._invitation = admitted, encode(told.invitation(self.public, self.certificate))
+        return self._invitation[1]
 
     def _talk_of(self, connection: Connection, stream: ClientStream, message: FromClient) -> None:
         """Handle what a client says that is part of the run."""
@@ -333,8 +352,6 @@ class Federator:
                 self._done(stream.client, message)
             case Audit():
                 self._audit(connection, stream.client, message)
-            case Request():
-                self._request(stream.client, message)
             case Vote():
                 self._step(Received(stream, message, self._is_signed(stream.client, message)))
             case Evaluation():
@@ -382,25 +399,64 @@ class Federator:
         if not connection.outbox.is_ended:
             connection.outbox.put(encode(pages.page_of(audit.round, data, audit.page)))
 
-    def _request(self, client: str, request: Request) -> None:
-        """Take a client's wish about its own entry on the roster, if it is signed with its present key."""
-        identity = self.state.identity
+    def _request(self, connection: Connection, request: Request) -> None:
+        """Take a client's wish about its own entry on the roster, if it is signed with its present key.
+
+        The stream needs no Hello. It ends with the answer, once the change is written.
+        """
         try:
             changes = changes_from(request.change)
         except InvalidIdentity as error:
             raise RejectedMessage(str(error)) from None
+        run = b"" if self.state.identity is None else self.state.identity.digest
         for change in changes:
-            own = change.name == client and change.kind in ("rotate", "revoke")
-            statement = b"" if identity is None else change.statement(identity.digest)
-            if not own or not is_by(self.state.who.key(client), change.signature, statement):
-                raise RejectedMessage(f"a client can ask for a new key or to be revoked, for itself: not for {change}")
-        self._step(Proposed(changes))
+            name = connection.client or change.name
+            own = change.name == name and change.kind in ("rotate", "revoke")
+            if not own or not is_by(self.state.who.key(name), change.signature, change.statement(run)):
+                raise RejectedMessage(
+                    f"{change.text}: a client can ask for a new key or to be revoked for itself alone, signed with its "
+                    "present key"
+                )
+        try:
+            written = self.propose(changes)
+        except Cyber0Error as error:
+            connection.end(Bye(str(error), final=True))
+            return
+        written.add_done_callback(lambda done: connection.end(self._answer(changes, done.result())))
 
-    def propose(self, changes: Iterable[Change]) -> None:
-        """Ask for changes of the roster, as the operator; raise an error if they cannot be made."""
+    def _answer(self, changes: tuple[Change, ...], number: int | None) -> Bye:
+        """Return what ends the stream of a client that asked for changes."""
+        if number is None:
+            return Bye("the federator stops before it is written: ask again")
+        return Bye(when(changes, number, self.state.who.last), finished=True, final=True)
+
+    def propose(self, changes: Iterable[Change], certificate: bytes = b"") -> "asyncio.Future[int | None]":
+        """Ask for changes of the roster, as the operator; raise `InvalidRoster` if they cannot be made.
+
+        The future has the round that they are written with, once they are on disk; None if the federator stops before.
+
+        Args:
+            changes: All of them are made, or none.
+            certificate: That of a new key, in DER, to be kept in the ledger.
+
+        """
         changes = tuple(changes)
-        self.state.who.check((*self.state.proposed, *changes))
+        if self.over.is_set():
+            raise InvalidRoster("the federator stops: ask again when it is back")
+        with_proposed(self.state, changes)
+        if certificate:
+            self.ledger.certify(certificate)
+        written: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._proposals.append(written)
         self._step(Proposed(changes))
+        return written
+
+    def _settle(self, number: int | None) -> None:
+        """Tell who has proposed changes which round they are written with."""
+        proposals, self._proposals = self._proposals, []
+        for written in proposals:
+            if not written.done():
+                written.set_result(number)
 
     def _hello(self, connection: Connection, hello: Hello) -> None:
         client = connection.client or hello.name
@@ -465,6 +521,9 @@ class Federator:
         statement = link_statement(identity.digest, effect.head.rounds, effect.head.link or b"")
         self._signature = sign(self.key, statement)
         self.ledger.append(effect.decision, self._signature)  # on disk when this returns, so that it may be sent
+        self._settle(effect.decision.round)
+        if effect.decision.changes:
+            self.tally.add(self.state.who.members)
         self.tally.record(effect.decision)
         if self._callbacks:
             ballots = [ballot for ballot in effect.decision.ballots if ballot.verdict != "late"]
@@ -536,6 +595,22 @@ class Federator:
             await asyncio.wait_for(self._deserted.wait(), self.settings.deadline)
         await asyncio.sleep(self.linger)
         self.stop(f"all {self.state.who.last} rounds are decided")
+
+
+def when(changes: Iterable[Change], number: int, last: int) -> str:
+    """Return which round changes are written with, and from which on they are in force, in a run of `last` rounds.
+
+    >>> when([Change("revoke", "bob")], number=7, last=100)
+    'bob is revoked: written with round 7, in force from round 9 on'
+    >>> when([Change("revoke", "bob")], number=99, last=100)
+    'bob is revoked: written with round 99, and the run ends before it is in force'
+    """
+    texts = "; ".join(change.text for change in changes)
+    if any(change.kind == "extend" for change in changes):
+        return f"{texts}: written with round {number}, in force at once"
+    if number + 2 >= last:
+        return f"{texts}: written with round {number}, and the run ends before it is in force"
+    return f"{texts}: written with round {number}, in force from round {number + 2} on"
 
 
 def _key_of(ledger: Ledger) -> PrivateKey:

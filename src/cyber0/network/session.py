@@ -137,7 +137,7 @@ def run_client(
         allowed.check_batch(settings, memory.available())
         with memory.at_most(allowed.bytes):
             chosen = task or load_task(settings.agreement, data, source, model)
-            place = settings.roster.index(name) if index is None else index
+            place = (*settings.roster, *settings.admitted).index(name) if index is None else index
             trained = LocalModel(settings.agreement, place, chosen, device, deal)
         shown: dict[str, Any] = {"secure": credentials is not None, "own_code": own_code}
         for text in terms(settings, trained.parameters.size, audit, **shown):
@@ -168,8 +168,9 @@ def run_client(
 
 
 def _check_name(name: str, settings: Settings) -> None:
-    if name not in settings.roster:
-        raise Refused(f"{name!r} is not on the roster: {printable(', '.join(settings.roster[:20]))}")
+    members = (*settings.roster, *settings.admitted)
+    if name not in members:
+        raise Refused(f"{name!r} is not on the roster: {printable(', '.join(members[:20]))}")
     if Path(name).name != name:  # it becomes the name of a folder, and may come from the federator
         raise Refused(f"name = {name!r} cannot name a folder")
 

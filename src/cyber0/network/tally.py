@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cyber0.protocol.messages import Evaluation
@@ -30,13 +31,18 @@ class ClientTally:
 
 
 class Tally:
-    """All clients of a roster, and how quickly rounds follow each other."""
+    """All clients that were on the roster since the federator runs, and how quickly rounds follow each other."""
 
-    def __init__(self, roster: tuple[str, ...]) -> None:
-        self.clients = {name: ClientTally() for name in roster}
+    def __init__(self, names: Iterable[str]) -> None:
+        self.clients = {name: ClientTally() for name in names}
         self.notices: deque[str] = deque(maxlen=6)
         self.rounds = 0
         self._times: deque[tuple[float, int]] = deque()
+
+    def add(self, names: Iterable[str]) -> None:
+        """Count for clients that are new, too."""
+        for name in names:
+            self.clients.setdefault(name, ClientTally())
 
     def record(self, decision: Decision) -> None:
         """Count a decided round."""

@@ -143,6 +143,11 @@ class Roster:
         """How many rounds there are; an extension counts as soon as it is written."""
         return max([self.rounds, *(change.number for change in self.pending if change.kind == "extend")])
 
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Who is on it, or will be when what is pending is in force."""
+        return tuple(dict.fromkeys((*self.names, *self.in_force().names))) if self.pending else self.names
+
     def key(self, name: str) -> bytes:
         """Return a client's public key; empty if it is not known, or the client not on the roster."""
         place = self.places.get(name)

@@ -50,6 +50,7 @@ class Settings:
     evaluate_every: int = 10
     federator: bytes = b""  # of an invitation: the public key that signs the chain
     keys: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # of a federator: those it knows beforehand
+    admitted: tuple[str, ...] = ()  # of an invitation: who was admitted since the run was founded
     rotates: bool = False  # of a federator: whether a client that comes with a new key may go on with it
     semantics: int = aggregation.SEMANTICS  # of a federator: the version of what the rule computes
 
@@ -253,7 +254,7 @@ class Settings:
     def invitation(self, federator: bytes = b"", certificate: bytes = b"") -> Invitation:
         """Return what a client that asks is sent, with the federator's public key and the certificate of that key."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OWN}
-        values |= {"agreement": self.agreement.model_dump(mode="json"), "roster": list(self.roster)}
+        values |= {"agreement": self.agreement.model_dump(mode="json")}
         return Invitation(json.dumps(values, sort_keys=True).encode(), federator, certificate)
 
     @classmethod
@@ -261,8 +262,10 @@ class Settings:
         """Return the settings in an invitation."""
         try:
             values = cast("dict[str, Any]", json.loads(invitation.settings))
-            agreement, roster = Agreement(**values.pop("agreement")), tuple(map(str, values.pop("roster")))
-            return cls(agreement, roster, **values, federator=invitation.federator, rotates=False)
+            agreement = Agreement(**values.pop("agreement"))
+            roster, admitted = (tuple(map(str, values.pop(name))) for name in ("roster", "admitted"))
+            federator = invitation.federator
+            return cls(agreement, roster, **values, federator=federator, admitted=admitted, rotates=False)
         except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Refused(f"the federator's invitation cannot be used: {error}") from None
 
