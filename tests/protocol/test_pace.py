@@ -82,7 +82,7 @@ class Clocked:
         self.liars = dict(zip(self.names[len(honest) :], liars, strict=True))
         agreed = settings(self.names, deadline=60.0, byzantine=len(liars), rounds=rounds)
         self.machine, self.queue, self.order = Bench(resumed(agreed, 0)), [], count()
-        self.busy, self.ends, self.newest = dict.fromkeys(self.names, 0.0), [0.0], -1
+        self.busy, self.ends, self.newest = set(), [0.0], -1
         for name in self.names:
             self.after(self.machine.come(name))
 
@@ -102,25 +102,25 @@ class Clocked:
                     self.vote(stream.client, number)
 
     def vote(self, name, number):
-        """It votes in the newest round that it has heard of once it is done with the one before."""
+        """It begins with its vote; an honest client that is at work on one begins with the newest when it is done."""
         if number > self.newest:
             self.newest = number
             self.ends.append(self.machine.now)
-        if name in self.honest:
-            seconds = self.honest[name]()
-        elif (seconds := self.liars[name](self)) is None:
-            return
-        start = max(self.busy[name], self.machine.now)
-        self.busy[name] = start + seconds
-        self.at(start + seconds - self.machine.now, (name, number))
+        if name in self.honest and name not in self.busy:
+            self.busy.add(name)
+            self.at(self.honest[name](), (name, number))
+        elif name in self.liars and (seconds := self.liars[name](self)) is not None:
+            self.at(seconds, (name, number))
 
     def play(self, rounds):
         while self.queue and self.machine.state.round < rounds:
             self.machine.now, _, event = heapq.heappop(self.queue)
             if isinstance(event, tuple):
                 name, number = event
-                number = max(number, self.newest) if name in self.honest else number
                 event = Received(ClientStream(name), Vote(number, to_wire([[1.0]])))
+                self.busy.discard(name)
+                if name in self.honest and number < self.newest:
+                    self.vote(name, self.newest)
             self.after(self.machine(event))
         return [later - earlier for earlier, later in zip(self.ends[1:], self.ends[2:], strict=False)]
 
