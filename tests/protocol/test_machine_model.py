@@ -85,7 +85,8 @@ class AgainstAModel(RuleBasedStateMachine):
     @precondition(lambda self: self.round < self.last)
     @rule(number=st.integers(LAST - 1, LAST + 2))
     def extend(self, number):
-        self.propose(Change("extend", number=number), number > self.last and not any(c.number for c in self.proposed))
+        most = max(self.last, *(change.number for change in self.proposed), 0)
+        self.propose(Change("extend", number=number), number > most)
         self.settle()
 
     def propose(self, change, may):
