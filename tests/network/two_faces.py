@@ -1,7 +1,7 @@
 """A federator that lies, together with b liars, in a network that is only messages: honest clients are real members."""
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class TwoFaces:
     def __init__(self, honest, liars, *, rounds=12, quorum=None, audit=1.0, rule="median", scalars=1, rng=None):
         clients = honest + liars
         agreed = {"clients": clients, "byzantine": liars, "rule": rule, "directions": scalars, "rounds": rounds}
-        self.settings = Settings.of(RunConfig(**agreed))
+        self.settings = Settings.of(RunConfig(**agreed, quorum=quorum))
         self.rng, self.stopped, self.audit = rng or random.Random(0), {}, audit  # noqa: S311
         names = self.settings.roster
         self.keys = dict(zip(names, KEYS, strict=False))
@@ -63,8 +63,6 @@ class TwoFaces:
         identity = self.settings.identity(
             model.manifest, model.base, keys=public, federator=encoded(FEDERATOR.public_key())
         )
-        if quorum is not None:
-            identity = replace(identity, roster=replace(identity.roster, quorum=quorum))
         self.identity, self.root = identity, Node(Position.start(identity))
         self.liars, self.members, self.at = names[honest:], {}, {}
         for place, name in enumerate(names[:honest]):

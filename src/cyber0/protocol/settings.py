@@ -20,7 +20,7 @@ from cyber0.protocol.roster import Roster
 __all__ = ["Settings"]
 
 FLOOR = 0.02  # seconds that a round waits for others after its quorum in any case
-OWN = ("federator", "keys", "rotates", "semantics")  # what the JSON of an invitation does not have
+OWN = ("certificate", "federator", "keys", "rotates", "semantics")  # what the JSON of an invitation does not have
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Settings:
     fingerprint_every: int = 100
     evaluate_every: int = 10
     federator: bytes = b""  # of an invitation: the public key that signs the chain
+    certificate: bytes = b""  # of that key, in DER, if it has one
     keys: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # of a federator: those it knows beforehand
     admitted: tuple[str, ...] = ()  # of an invitation: who was admitted since the run was founded
     rotates: bool = False  # of a federator: whether a client that comes with a new key may go on with it
@@ -264,8 +265,11 @@ class Settings:
             values = cast("dict[str, Any]", json.loads(invitation.settings))
             agreement = Agreement(**values.pop("agreement"))
             roster, admitted = (tuple(map(str, values.pop(name))) for name in ("roster", "admitted"))
-            federator = invitation.federator
-            return cls(agreement, roster, **values, federator=federator, admitted=admitted, rotates=False)
+            for name in OWN:
+                if name in values:
+                    raise InvalidConfig(f"{name} is not for an invitation to say")
+            key: dict[str, Any] = {"federator": invitation.federator, "certificate": invitation.certificate}
+            return cls(agreement, roster, **values, **key, admitted=admitted)
         except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Refused(f"the federator's invitation cannot be used: {error}") from None
 
