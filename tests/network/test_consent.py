@@ -1,5 +1,6 @@
 """What a client decides for itself: its terms, its limits, its run, its key; and what a terminal is spared."""
 
+import asyncio
 import io
 import json
 import resource
@@ -16,21 +17,25 @@ from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.cli.errors import sentence
-from cyber0.errors import InvalidConfig, InvalidModel, Refused
+from cyber0.errors import InvalidConfig, InvalidEvidence, InvalidModel, Refused
+from cyber0.network.audits import Audits
 from cyber0.network.consent import Limits, terms
+from cyber0.network.liars import Liar
 from cyber0.network.member import Member
 from cyber0.network.server import Federator
-from cyber0.network.session import run_client
+from cyber0.network.session import attend, run_client
 from cyber0.network.show import Show, table
 from cyber0.network.store import Marks, Store
 from cyber0.network.stream import SERVICE, TALK
 from cyber0.network.stub_model import StubModel
 from cyber0.printable import printable
-from cyber0.protocol.chain import advance, ballots_hash, genesis, link_statement
+from cyber0.protocol.catching_up import Position, follow
+from cyber0.protocol.chain import advance, ballots_hash, genesis, link_statement, vote_statement
 from cyber0.protocol.codec import encode
+from cyber0.protocol.evidence import equivocation, judge
 from cyber0.protocol.ledger import Memory
-from cyber0.protocol.messages import Bye, Committed, Invitation, RoundOpen, Vote, Welcome
-from cyber0.protocol.records import Ballot, Decision
+from cyber0.protocol.messages import Bye, CatchUp, Committed, Invitation, RoundOpen, Vote, Welcome
+from cyber0.protocol.records import Ballot, Decision, to_wire
 from cyber0.protocol.roster import Change
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import encoded, new_key, sign
@@ -326,6 +331,76 @@ def test_a_folder_of_keys_that_cannot_be_written_is_told_once(tmp_path):
     )
     assert len(votes_of(member, chain.welcome(), RoundOpen(0), chain.commit())) == 2
     assert sum("could vote twice in one round" in line for line in told) == 1
+
+
+# Clients that cast two votes
+
+
+def equivocating(audit, rounds):
+    """A federation of three honest clients and one that votes twice: the honest ones, and their evidence."""
+    settings, kept = Settings.of(recipe(clients=4, byzantine=1, directions=2, rounds=rounds), deadline=0.5), {}
+
+    def make(name, place):
+        def keep(proof):
+            kept.setdefault(name, []).append(proof)
+            return "it is kept"
+
+        return lambda told: Member(told, name, StubModel(2, float(place)), audits=Audits(audit, keep=keep))
+
+    async def run():
+        federator = Federator(settings, Memory())
+        address = f"127.0.0.1:{await federator.start('127.0.0.1:0')}"
+        liar = asyncio.ensure_future(
+            attend(address, lambda told: Liar(Member(told, "client-3", StubModel(2)), "equivocate"))
+        )
+        honest = (attend(address, make(name, place)) for place, name in enumerate(settings.roster[:3]))
+        done = await asyncio.gather(*honest)
+        liar.cancel()
+        await federator.over.wait()
+        await federator.close()
+        return done
+
+    return asyncio.run(run()), kept
+
+
+def test_a_client_that_is_seen_to_vote_twice_is_accused_once_and_the_run_goes_on():
+    members, kept = equivocating(audit=1.0, rounds=6)
+    assert [member.commits for member in members] == [6, 6, 6]
+    assert set(kept) == {"client-0", "client-1", "client-2"}
+    for proofs in kept.values():
+        (proof,) = proofs
+        judged = judge(proof)
+        assert (judged.party, judged.run) == ("client-3", members[0].position.identity.digest)
+        assert judged.key == members[0].position.roster.key("client-3")
+        assert "it signed two different votes in round" in judged.text
+
+
+def signed(position, key, name, value):
+    ballot, head = Ballot.of(name, "equivocation", to_wire([[value, value]])), position.head
+    statement = vote_statement(position.identity.digest, head.rounds, head.link, ballot.digest)
+    return replace(ballot, signature=sign(key, statement))
+
+
+def test_evidence_of_a_round_that_was_caught_up_leads_to_a_signed_link():
+    settings, keys = Settings.of(recipe(clients=3, byzantine=1, directions=2, rounds=9)), [new_key() for _ in range(3)]
+    model, names, position, decided = StubModel(2), settings.roster, None, []
+    public = {name: encoded(key.public_key()) for name, key in zip(names, keys, strict=True)}
+    identity = settings.identity(model.manifest, model.base, keys=public, federator=encoded(KEY.public_key()))
+    position = Position.start(identity)
+    for number in range(3):
+        ballots = tuple(signed(position, keys[2], names[2], value) for value in (5.0, 6.0))
+        decided.append(Decision(number, to_wire([[1.0, 1.0]]), ballots))
+        position = replace(position, head=advance(position.head, decided[-1], identity.roster))
+    signature = sign(KEY, link_statement(identity.digest, 3, position.head.link))
+    scalars = b"".join(decision.scalars for decision in decided)
+    hashes = b"".join(ballots_hash(decision.ballots) for decision in decided)
+    _, steps = follow(Position.start(identity), CatchUp(0, scalars, hashes, signature))
+    before, votes = steps[1].before, [(steps[1].before.head.link, ballot) for ballot in decided[1].ballots]
+    with pytest.raises(InvalidEvidence, match="not signed by the federator"):
+        judge(equivocation(before, 1, names[2], votes))
+    assert judge(equivocation(before, 1, names[2], votes, steps[1:])).party == names[2]
+    with pytest.raises(InvalidEvidence, match="a vote in it is not signed by client-1"):
+        judge(equivocation(before, 1, names[1], votes, steps[1:]))
 
 
 # Texts of others

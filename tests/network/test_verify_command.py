@@ -19,7 +19,7 @@ from cyber0.network.stub_model import StubModel
 from cyber0.protocol import export
 from cyber0.protocol.catching_up import Position
 from cyber0.protocol.chain import vote_statement
-from cyber0.protocol.evidence import equivocation
+from cyber0.protocol.evidence import equivocation, with_certificates
 from cyber0.protocol.records import Ballot
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import encoded, key_beside, private_key, sign
@@ -164,6 +164,16 @@ def test_evidence_is_judged(folder, run):
     assert done.exit_code == 0, done.output
     assert "who              client-1\n" in done.output
     assert run.roster.key("client-1").hex() in done.output
+    assert "not proven       who holds that key: compare it" in done.output
+    authority = folder / "keys" / "ca.pem"
+    done = invoke("verify", file, "--authority", authority)
+    assert "not proven       who holds that key: no certificate of this authority for it is in the file" in done.output
+    with File(folder / "run.ledger", read_only=True) as ledger:
+        file.write_bytes(with_certificates(file.read_bytes(), [b"what?", *ledger.certificates]))
+    done = invoke("verify", file, "--authority", authority, "--expect", run.digest.hex())
+    assert done.exit_code == 0, done.output
+    assert "whose            client-1, by a certificate of this authority\n" in done.output
+    assert isinstance(invoke("verify", file, "--expect", "00" * 32).exception, InvalidEvidence)
     file.write_bytes(equivocation(position, 0, "client-1", [votes[0], votes[0]]))
     assert isinstance(invoke("verify", file).exception, InvalidEvidence)
 

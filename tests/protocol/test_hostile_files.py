@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.ledgers import ROSTER, fill, identity, reported, sealed
+from tests.protocol.ledgers import PUBLIC, ROSTER, ballot, fill, identity, reported, sealed
 from typer.testing import CliRunner
 
 from cyber0.cli import app
-from cyber0.errors import Cyber0Error, InvalidExport, InvalidLedger
+from cyber0.errors import Cyber0Error, InvalidEvidence, InvalidExport, InvalidLedger
 from cyber0.protocol import export
+from cyber0.protocol.catching_up import Position
+from cyber0.protocol.evidence import certificates_in, equivocation, judge
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import ExportedRun
+from cyber0.protocol.roster import Change, Roster
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.replay import open_ledger
@@ -267,6 +270,16 @@ def test_random_damage_gives_a_sentence(ledger, exported, tmp_path, kind):
     assert refused > 70  # of a ledger, much is room that is not in use
 
 
+def anything_like(value, data):
+    """Draw something at random in place of a part of a value that JSON can hold."""
+    if isinstance(value, dict | list) and value and data.draw(st.booleans()):
+        places = sorted(value) if isinstance(value, dict) else range(len(value))
+        place = data.draw(st.sampled_from(places))
+        value[place] = anything_like(value[place], data)
+        return value
+    return data.draw(JSON)
+
+
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -277,12 +290,37 @@ JSON = st.recursive(
 @given(st.data())
 def test_an_identity_of_any_json_gives_a_sentence(data):
     run = identity()
-    fields = json.loads(run.to_bytes())
-    name = data.draw(st.sampled_from(sorted(fields)))
-    if name == "agreement" and data.draw(st.booleans()):
-        fields[name][data.draw(st.sampled_from(sorted(fields[name])))] = data.draw(JSON)
-    else:
-        fields[name] = data.draw(JSON)
+    fields = anything_like(json.loads(run.to_bytes()), data)
     written = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     with suppress(Cyber0Error):
         Identity.from_bytes(written, run.roster.to_bytes())
+
+
+@given(st.data())
+def test_a_roster_of_any_json_gives_a_sentence(data):
+    roster = identity().roster.after([Change("admit", "zed", bytes(33))])
+    fields = anything_like(json.loads(roster.to_bytes()), data)
+    with suppress(Cyber0Error):
+        Roster.from_bytes(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+
+
+def accusing():
+    """Evidence about a client that has signed two votes."""
+    run = identity()
+    start = Position.start(run)
+    votes = [(start.head.link, ballot(run, run.roster, start.head.link, 0, "bob", "counted", each)) for each in VOTES]
+    return equivocation(start, 0, "bob", votes)
+
+
+VOTES = (bytes(12), b"another vote")
+
+
+@given(st.data())
+def test_evidence_of_any_json_gives_a_sentence_or_accuses_who_signed(data):
+    fields = anything_like(json.loads(accusing()), data)
+    written = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    with suppress(InvalidEvidence):
+        certificates_in(written)
+    with suppress(InvalidEvidence):
+        judged = judge(written)
+        assert (judged.party, judged.key) == ("bob", PUBLIC["bob"])

@@ -12,11 +12,12 @@ from cyber0.errors import InvalidEvidence
 from cyber0.network.key_files import certificate
 from cyber0.parameters import Parameters
 from cyber0.progress import Progress
-from cyber0.protocol.evidence import LARGEST, is_evidence, judge
+from cyber0.protocol.evidence import LARGEST, certificates_in, is_evidence, judge
 from cyber0.protocol.export import is_export
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.signing import public_key
+from cyber0.protocol.trust import vouched
 from cyber0.protocol.verify import Report
 from cyber0.protocol.verify import verify as check
 from cyber0.replay import open_ledger, rebuild
@@ -57,7 +58,7 @@ def verify(
     check_task_options(base, data, model)
     console = Console()
     if is_evidence(_beginning(run)):
-        _judge(console, run, own_rule)
+        _judge(console, run, own_rule, authority, digest_of(expect, "--expect"))
         return
     known: dict[str, Any] = {
         "head": digest_of(head, "--head"),
@@ -84,17 +85,29 @@ def _beginning(run: Path) -> bytes:
         return b""
 
 
-def _judge(console: Console, file: Path, own_rule: bool) -> None:
+def _judge(console: Console, file: Path, own_rule: bool, authority: Path | None, expect: bytes | None) -> None:
     """Print whom a file of evidence accuses, and of what; raise an error if it proves nothing."""
     if (size := file.stat().st_size) > LARGEST:
         raise InvalidEvidence(f"{file} has {size:,} bytes: evidence has at most {LARGEST:,}")
-    judged = judge(file.read_bytes(), own_rule)
+    evidence = file.read_bytes()
+    judged = judge(evidence, own_rule)
+    if expect not in (None, judged.run):
+        raise InvalidEvidence(f"{file} is about the run {judged.run.hex()}, not the expected one")
     line(console, "run", judged.run.hex())
     line(console, "who", judged.party)
     line(console, "key", judged.key.hex())
     line(console, "did what", judged.text)
     line(console, "proven", "who holds that key has signed what the protocol forbids")
-    line(console, "not proven", "who holds that key: compare it with the certificate or the roster that you trust")
+    if authority is None:
+        line(console, "not proven", "who holds that key: compare it with the certificate or the roster that you trust")
+        return
+    known = vouched(certificates_in(evidence), certificate(authority))
+    whose = sorted(name for name, key in known if key == judged.key)
+    if whose:
+        names = " and ".join(name or "the federator" for name in whose)
+        line(console, "whose", f"{names}, by a certificate of this authority")
+    else:
+        line(console, "not proven", "who holds that key: no certificate of this authority for it is in the file")
 
 
 def _check_model(console: Console, report: Report, ledger: Ledger, parameters: Parameters, device: str) -> None:

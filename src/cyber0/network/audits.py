@@ -7,19 +7,20 @@ few rounds. An audit that is not answered stops its voting and accuses nobody; w
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from cyber0 import aggregation
-from cyber0.errors import Cyber0Error, InvalidConfig, Refused, RejectedMessage
+from cyber0.errors import Cyber0Error, InvalidConfig, InvalidEvidence, Refused, RejectedMessage
 from cyber0.protocol import evidence, pages
 from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots, is_final, rule_of
 from cyber0.protocol.catching_up import Step
 from cyber0.protocol.chain import ballots_hash
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.messages import Audit, Page
-from cyber0.protocol.records import Decision, from_wire
+from cyber0.protocol.records import Ballot, Decision, from_wire
 
 __all__ = ["Audits", "Caught", "detection"]
 
@@ -70,6 +71,7 @@ class Audits:
         budget: Bytes per second that pages may take; a round that would take more is not picked, unless all are.
         own_code: Whether a rule that the run names as `package.module:object` may be imported and run.
         notice: A function that is called with a sentence when something happens.
+        keep: A function that stores evidence about another client, and returns where it is, in words.
         rng: What picks; by default the operating system's randomness, which a federator cannot foresee.
         now: A clock, in seconds.
 
@@ -82,6 +84,7 @@ class Audits:
         *,
         own_code: bool = False,
         notice: Callable[[str], None] = lambda _: None,
+        keep: Callable[[bytes], str] | None = None,
         rng: random.Random | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,6 +97,8 @@ class Audits:
         self.received = 0  # bytes
         self._rng, self._now = rng or random.SystemRandom(), now
         self._since, self._spent = now(), 0.0
+        self.keep = keep
+        self._accused: set[str] = set()
         self._pending: dict[int, _Pending] = {}
         self._owed: set[int] = set()  # rounds that were picked, and not shown before the client had to begin anew
         self._votes: dict[int, bytes] = {}
@@ -234,6 +239,7 @@ class Audits:
         if is_final(context, len(counted)):
             self.final = max(self.final, step.round)
         self._find(step.round, decision)
+        self._accuse(pending, decision)
 
     def _knows(self, step: Step, rule: aggregation.Composition) -> bool:
         """Return whether what the rule remembers before a round is known: always, for one without memory."""
@@ -246,6 +252,22 @@ class Audits:
         commits = bytes(self._commits[: len(step.scalars) * step.round])
         proof = evidence.decision(pending.steps[pending.place :], decision, commits)
         return Caught(f"the federator has signed round {step.round}, and {wrong}", proof)
+
+    def _accuse(self, pending: _Pending, decision: Decision) -> None:
+        """Keep evidence about clients that cast two different votes in a round, once for each, and go on."""
+        before, cast = pending.step.before, dict[str, dict[bytes, Ballot]]()
+        for ballot in decision.ballots:
+            if ballot.verdict == "equivocation" and ballot.client not in self._accused:
+                cast.setdefault(ballot.client, {})[ballot.digest] = ballot
+        for client, ballots in cast.items():
+            votes = [(before.head.link or b"", ballot) for ballot in list(ballots.values())[:2]]
+            steps = [] if before.signature or before.head.rounds == 0 else pending.steps[pending.place :]
+            proof = evidence.equivocation(before, decision.round, client, votes, steps)
+            with suppress(InvalidEvidence):  # such as of a client whose key is written with this very round
+                evidence.judge(proof)
+                self._accused.add(client)
+                kept = "" if self.keep is None else f"; {self.keep(proof)}"
+                self.notice(f"{client} has signed two different votes in round {decision.round}{kept}")
 
     def _find(self, round: int, decision: Decision) -> None:  # noqa: A002
         """Look for the client's own vote; one that is missing is told, and accuses nobody."""

@@ -25,6 +25,7 @@ from cyber0.network.store import Marks, Store
 from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
 from cyber0.printable import printable
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
+from cyber0.protocol.evidence import with_certificates
 from cyber0.protocol.messages import Ask, Bye, FromClient, FromFederator, Invitation
 from cyber0.protocol.roster import canonical
 from cyber0.protocol.settings import Settings
@@ -144,15 +145,18 @@ def run_client(
             say(text)
         say(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
         folder = None if state is None else state / f"{state_digest(settings, trained).hex()[:16]}-{name}"
-        audits = Audits(audit, audit_budget, own_code=own_code, notice=say)
+        store = Store(folder)
+
+        def keep(proof: bytes) -> str:
+            return store.save_evidence(with_certificates(proof, [settings.certificate]))
+
+        audits = Audits(audit, audit_budget, own_code=own_code, notice=say, keep=keep)
         options: dict[str, Any] = {
             "expect": expect,
             "limits": allowed,
             "marks": None if marks is None else Marks(marks),
         }
-        member = Member(
-            *(settings, name, trained, Store(folder), evaluates, snapshot_every, key, say, audits), **options
-        )
+        member = Member(*(settings, name, trained, store, evaluates, snapshot_every, key, say, audits), **options)
         held.append(member)
         return member if attack is None else Liar(member, attack)
 
@@ -161,7 +165,8 @@ def run_client(
         asyncio.run(attend(address, make, credentials=credentials, **options))
         return _outcome(held[0], out)
     except Caught as caught:
-        raise Refused(f"{caught}; {held[0].store.save_evidence(caught.evidence)}") from None
+        proof = with_certificates(caught.evidence, [held[0].settings.certificate])
+        raise Refused(f"{caught}; {held[0].store.save_evidence(proof)}") from None
     finally:
         for member in held:
             member.store.close()

@@ -160,7 +160,7 @@ class Store:
         return identity, roster
 
     def save_evidence(self, evidence: bytes) -> str:
-        """Store evidence that the federator has lied, and return where it is and what to do with it, in words."""
+        """Store evidence that a party has lied, and return where it is and what to do with it, in words."""
         path = (self.folder or Path.cwd()) / f"evidence-{hashlib.sha256(evidence).hexdigest()[:16]}.json"
         try:
             write_atomically(path, evidence)

@@ -10,7 +10,7 @@ A vote that is missing is no evidence: it may have been lost on its way.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,16 @@ from cyber0.protocol.records import Ballot, Decision, from_wire
 from cyber0.protocol.roster import Roster, canonical
 from cyber0.protocol.signing import is_by
 
-__all__ = ["Judgement", "decision", "equivocation", "fork", "is_evidence", "judge"]
+__all__ = [
+    "Judgement",
+    "certificates_in",
+    "decision",
+    "equivocation",
+    "fork",
+    "is_evidence",
+    "judge",
+    "with_certificates",
+]
 
 FORMAT = "cyber0 evidence 2"
 LARGEST = 2**28  # bytes of a file
@@ -92,21 +101,43 @@ def fork(position: Position, forked: Forked, signature: bytes) -> bytes:
     )
 
 
-def equivocation(position: Position, number: int, client: str, votes: list[tuple[bytes, Ballot]]) -> bytes:
-    """Return evidence that a client signed two different votes in a round, each with the link that it is cast on.
+def equivocation(
+    position: Position, number: int, client: str, votes: list[tuple[bytes, Ballot]], steps: Sequence[Step] = ()
+) -> bytes:
+    """Return evidence that a client signed two different votes in a round.
 
-    `position` is one of that round, on a link that the federator has signed: its roster has the client's key.
+    Args:
+        position: One of that round: its roster has the client's key.
+        number: The round.
+        client: Who voted.
+        votes: Two votes, each with the link that it is cast on.
+        steps: Where the federator has not signed the link of that position: the rounds from there on to one it signed.
+
     """
     said = [[link.hex(), ballot.digest.hex(), ballot.signature.hex()] for link, ballot in votes]
     return _file(
         "equivocation",
         position.identity,
         position=_position(position),
-        signature=position.signature.hex(),
+        signature=(steps[-1].after.signature if steps else position.signature).hex(),
+        steps=_links(steps),
         round=number,
         client=client,
         votes=said,
     )
+
+
+def with_certificates(data: bytes, certificates: Iterable[bytes]) -> bytes:
+    """Return evidence with certificates, in DER, by which others can see whose key is accused."""
+    return canonical({**_fields(data), "certificates": [each.hex() for each in certificates if each]})
+
+
+def certificates_in(data: bytes) -> list[bytes]:
+    """Return the certificates that evidence has, which may be anything."""
+    try:
+        return [bytes.fromhex(each) for each in _fields(data).get("certificates", [])]
+    except (ValueError, TypeError):
+        raise InvalidEvidence("the certificates of the evidence cannot be read") from None
 
 
 def is_evidence(data: bytes) -> bool:
@@ -191,7 +222,8 @@ def _judge_fork(identity: Identity, fields: dict[str, Any], _: bool) -> Judgemen
 def _judge_equivocation(identity: Identity, fields: dict[str, Any], _: bool) -> Judgement:
     position = _position_from(identity, fields["position"])
     if position.head.rounds:
-        _check_link(identity, position.head.rounds, position.head.link or b"", bytes.fromhex(fields["signature"]))
+        head, steps = position.head, fields.get("steps", [])
+        _check_chain(identity, head.rounds, head.link or b"", steps, fields["signature"])
     number, client = fields["round"], fields["client"]
     key = position.roster.key(client)
     said = {(_hash(link), _hash(digest)): bytes.fromhex(signature) for link, digest, signature in fields["votes"]}

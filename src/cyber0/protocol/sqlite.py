@@ -125,6 +125,7 @@ class File:
     def _check_schema(self) -> None:
         (magic,), (schema,) = (self._all(f"PRAGMA {name}")[0] for name in ("application_id", "user_version"))
         if magic == 0 and not self._all("SELECT name FROM sqlite_master"):
+            trust(self._connection)
             return  # a file that was made, and nothing written yet
         if magic != MAGIC:
             raise InvalidLedger(f"{self.path} is a database, but not a ledger")
