@@ -208,6 +208,13 @@ def test_a_device_is_no_ledger():
         pass
 
 
+def test_the_bound_on_opening_a_file_is_none_on_what_is_written_then(tmp_path, monkeypatch):
+    monkeypatch.setattr("cyber0.protocol.storage.STEPS", 0)
+    monkeypatch.setattr("cyber0.protocol.storage.EVERY", 100)
+    with File(tmp_path / "run.ledger") as file:
+        assert fill(file, identity(), 30).rounds == 30
+
+
 # Values that are none
 
 
