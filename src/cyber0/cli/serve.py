@@ -59,6 +59,12 @@ def serve(
         Path | None, typer.Option(help="The key that signs the ledger. \\[default: that of --tls]", show_default=False)
     ] = None,
     deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that a round waits for votes.")] = 60.0,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=0, help="How long a round waits for others once a quorum is in, in times that quorums took lately."
+        ),
+    ] = 2.0,
     linger: Annotated[float, typer.Option(min=0, help="Seconds to serve latecomers after the end.")] = 0.0,
     fingerprint_every: Annotated[
         int, typer.Option(min=1, help="Rounds from one comparison of the clients' weights to the next.")
@@ -85,7 +91,12 @@ def serve(
     """Serve a federation: decide each round from the clients' votes. Needs no model, no data and no torch."""
     given = {name: value for name, value in options.items() if value is not None}
     check_listen(listen, secure=tls is not None, insecure=insecure)
-    timing = {"deadline": deadline, "fingerprint_every": fingerprint_every, "evaluate_every": evaluate_every}
+    timing = {
+        "deadline": deadline,
+        "patience": patience,
+        "fingerprint_every": fingerprint_every,
+        "evaluate_every": evaluate_every,
+    }
     anything = bool(recipe or given or roster or no_votes)
     asked = _asked(recipe, given, roster, no_votes, timing) if anything or not ledger.exists() else None
     with File(ledger) as file:
