@@ -322,6 +322,18 @@ def test_a_key_whose_state_is_lost_does_not_vote_again(tmp_path):
         member.receive([chain.welcome()], lambda _: None)
 
 
+def test_a_client_that_comes_back_without_its_state_is_stopped(tmp_path):
+    options = {"source": "embedded", "device": "cpu", "key": new_key(), "marks": tmp_path / "runs"}
+    with Parties(tmp_path, recipe(rounds=2, clients=1, byzantine=0, partition="iid"), linger=60.0) as parties:
+        parties.federator()
+        parties.listening()
+        address = f"127.0.0.1:{parties.port}"
+        assert run_client(address, "client-0", state=tmp_path / "state", **options).rounds == 2
+        with pytest.raises(Refused, match=r"this key has voted in run .*, and its state is not in .*other"):
+            run_client(address, "client-0", state=tmp_path / "other", **options)
+        assert run_client(address, "client-0", state=tmp_path / "state", **options).rounds == 2
+
+
 def test_a_folder_of_keys_that_cannot_be_written_is_told_once(tmp_path):
     settings, key, told = Settings.of(recipe(**ALONE)), new_key(), []
     (tmp_path / "tls").write_text("no folder can be made in a file")
