@@ -35,7 +35,7 @@ from cyber0.protocol.records import Ballot, to_wire
 from cyber0.protocol.roster import Change
 from cyber0.protocol.signing import encoded, private_key, public_key, sign
 from cyber0.protocol.sqlite import File
-from cyber0.protocol.trust import CLIENT, FEDERATOR
+from cyber0.protocol.trust import CLIENT, FEDERATOR, vouched
 from cyber0.protocol.verify import verify
 
 RUN, ROUNDS = identity(), 8
@@ -464,6 +464,15 @@ def test_an_authority_proves_who_the_clients_are():
     )
     assert "not proven: that the authority invented no client, and that no vote was left out" in report.notes
     assert verify(ledger, authority=root("other")).findings
+
+
+def test_a_damaged_certificate_is_for_nobody():
+    made = vouching("ann", KEYS["ann"].public_key(), CLIENT).public_bytes(Encoding.DER)
+    (whose,) = vouched([made], root())
+    for at in range(len(made)):
+        for mask in (0x01, 0x80, 0xFF):
+            changed = made[:at] + bytes([made[at] ^ mask]) + made[at + 1 :]
+            assert vouched([changed], root()) <= {whose}
 
 
 def test_the_digest_of_a_run_pins_the_keys_of_its_parties():

@@ -1,9 +1,11 @@
 """Whose keys the keys of a run are: the certificates by which an authority vouches for them."""
 
+import warnings
 from collections.abc import Iterable
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cyber0.errors import InvalidSigner
@@ -13,6 +15,10 @@ from cyber0.protocol.signing import PublicKey, encoded, is_by
 
 __all__ = ["certified", "unpinned", "vouched"]
 
+UNUSABLE = (
+    *(ValueError, TypeError, IndexError, InvalidSignature, InvalidSigner, UnsupportedAlgorithm),
+    *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType),
+)
 FEDERATOR, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
@@ -24,7 +30,7 @@ def vouched(certificates: Iterable[bytes], authority: x509.Certificate) -> set[t
     found: set[tuple[str, bytes]] = set()
     for data in certificates:
         try:
-            made = x509.load_der_x509_certificate(data)
+            made = _certificate(data)
             made.verify_directly_issued_by(authority)
             key, usage = made.public_key(), made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
             if not isinstance(key, PublicKey):
@@ -33,9 +39,15 @@ def vouched(certificates: Iterable[bytes], authority: x509.Certificate) -> set[t
                 found.add((str(made.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value), encoded(key)))
             if FEDERATOR in usage:
                 found.add(("", encoded(key)))
-        except (ValueError, TypeError, IndexError, InvalidSignature, InvalidSigner, x509.ExtensionNotFound):
+        except UNUSABLE:
             continue
     return found
+
+
+def _certificate(data: bytes) -> x509.Certificate:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)  # it is damaged, and refused all the same
+        return x509.load_der_x509_certificate(data)
 
 
 def certified(
