@@ -7,8 +7,10 @@ import re
 import signal
 import socket
 import stat
+import subprocess
 
 import pytest
+from tests import processes
 from tests.network.parties import Parties, recipe
 from tests.network.test_laws import replayed
 from typer.testing import CliRunner
@@ -66,9 +68,14 @@ class Operated(Parties):
             os.kill(self.processes[name].pid, signal.SIGCONT)
 
     def federator_dies(self):
+        """Kill it, start it again, and return in which round it is."""
         self.kill("federator")
         self.federator()
-        self.listening()
+        while True:
+            try:
+                return ask(self.ledger, {"kind": "show"}, timeout=60.0)["round"]
+            except Unreachable:
+                self.pause(0.05)
 
 
 def voters(decisions):
@@ -77,20 +84,19 @@ def voters(decisions):
 
 def test_a_revoked_client_never_counts_after_the_boundary_and_an_admitted_one_from_it_on(tmp_path):
     """Through kills of the federator before a change is written, and after each."""
-    config, held = recipe(clients=5, rounds=300), ("client-0", "client-1")
+    config, held = recipe(clients=5, rounds=400), ("client-0", "client-1")
     made = {name: key_beside(tmp_path / f"{name}.pem") for name in ("eve", "client-3")}
     public = {name: encoded(key.public_key()).hex() for name, key in made.items()}
-    with Operated(tmp_path, config, deadline=5.0) as parties:
+    with Operated(tmp_path, config, deadline=1.5) as parties:
         parties.federator()
         for name in parties.roster:
             parties.client(name)
         parties.until(lambda decisions: len(decisions) > 3)
         parties.hold(*held)
+        lost = parties.federator_dies()  # and with it the votes that were on their way
         with pytest.raises(Unreachable, match="may still be written"):
             ask(parties.ledger, {"kind": "revoke", "name": "client-2"}, timeout=0.5)
-        parties.federator_dies()  # that was not written: client-2 comes back
-        with File(parties.ledger, read_only=True) as ledger:
-            lost = ledger.head.rounds
+        assert parties.federator_dies() == lost  # that was not written: client-2 comes back
         parties.go_on(*held)
         parties.until(lambda decisions: any("client-2" in names for names in voters(decisions[lost + 1 :])))
         revoked = parties.asked(kind="revoke", name="client-4")
@@ -105,7 +111,7 @@ def test_a_revoked_client_never_counts_after_the_boundary_and_an_admitted_one_fr
         assert parties.processes["client-3"].wait(60) == 1  # its key was replaced
         parties.client("client-3", key=tmp_path / "client-3.pem")
         parties.until(lambda decisions: len(decisions) > rotated + 2 and "client-3" in voters(decisions)[-1])
-        extended = parties.asked(kind="extend", rounds=320)
+        extended = parties.asked(kind="extend", rounds=420)
         parties.federator_dies()
         assert parties.processes["client-4"].wait(60) == 1
         stayed = ["client-0", "client-1", "client-2", "client-3", "eve"]
@@ -113,7 +119,7 @@ def test_a_revoked_client_never_counts_after_the_boundary_and_an_admitted_one_fr
         outcomes = [parties.outcome(name) for name in stayed]
     with File(parties.ledger, read_only=True) as ledger:
         who = voters(ledger.decisions())
-        assert len(who) == 320 > extended + 2
+        assert len(who) == 420 > extended + 2
         assert all("client-4" not in names for names in who[revoked + 2 :])
         assert all("eve" not in names for names in who[: admitted + 2])
         assert any("eve" in names for names in who[admitted + 2 :])
@@ -124,7 +130,7 @@ def test_a_revoked_client_never_counts_after_the_boundary_and_an_admitted_one_fr
         assert changes[revoked][0] == Change("revoke", "client-4")
         assert verify(ledger).findings == []
         mark = replayed(ledger)
-    assert outcomes == [{"rounds": 320, "fingerprint": mark}] * 5
+    assert outcomes == [{"rounds": 420, "fingerprint": mark}] * 5
 
 
 # In one process, over real sockets
@@ -531,3 +537,21 @@ def test_commands_that_cannot_be_followed_are_refused_in_a_sentence(words, messa
     result = command(*words)
     assert isinstance(result.exception, Cyber0Error)
     assert re.search(message, str(result.exception))
+
+
+def test_cyber0_serve_listens_to_its_operator_until_it_stops(tmp_path):
+    ledger = tmp_path / "run.ledger"
+    words = ["serve", "--ledger", ledger, "--listen", "127.0.0.1:0", "--clients", 3, "--byzantine", 1]
+    federator = processes.Popen(processes.command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert any("listening at" in said for said in federator.stdout)
+        while not control_path(ledger).exists():
+            assert federator.poll() is None
+        result = command("revoke", "client-2", "--ledger", ledger)
+        assert "the roster cannot be changed before the run is founded" in str(result.exception)
+        assert "holds no run yet" in str(command("roster", "--ledger", ledger).exception)
+    finally:
+        federator.send_signal(signal.SIGTERM)
+        out, _ = federator.communicate()
+    assert federator.returncode == 0, out
+    assert not control_path(ledger).exists()

@@ -408,6 +408,9 @@ class Federator:
             changes = changes_from(request.change)
         except InvalidIdentity as error:
             raise RejectedMessage(str(error)) from None
+        asking = changes[0].name if changes else ""
+        if not self._hellos.allow(asking if asking in self.tally.clients else ""):
+            raise RejectedMessage("too many requests: ask again later")
         run = b"" if self.state.identity is None else self.state.identity.digest
         for change in changes:
             name = connection.client or change.name
