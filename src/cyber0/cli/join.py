@@ -1,6 +1,7 @@
 """`cyber0 join`: a client of a real federation."""
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +14,15 @@ from cyber0.cli.serve import is_loopback
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network.consent import DIRECTIONS, ROUNDS, SECONDS, Limits
 from cyber0.network.handshake import refusal
-from cyber0.network.keys import certificate, channel_credentials, client_name
+from cyber0.network.keys import certificate, channel_credentials, client_name, expiring
+from cyber0.network.log import Log, Said, check_form
 from cyber0.network.session import Outcome, run_client
-from cyber0.printable import printable
-from cyber0.progress import Progress
+from cyber0.progress import Progress, duration
 from cyber0.protocol.signing import PrivateKey, private_key
 
 __all__ = ["join", "state_directory"]
+
+EVERY = 20.0  # seconds from one line that says where a client is to the next
 
 
 def join(
@@ -108,6 +111,9 @@ def join(
         int, typer.Option(min=1, help="Directions to measure along in a round, over all local epochs.")
     ] = DIRECTIONS,
     max_rounds: Annotated[int, typer.Option(min=1, help="Rounds to take part in.")] = ROUNDS,
+    log: Annotated[
+        str, typer.Option(help="How to write lines: plain, or json for one JSON object to a line.")
+    ] = "plain",
     attack: Annotated[
         str | None, typer.Option(help="For tests, behave as a liar: sf, random, nan, stale, equivocate or flood.")
     ] = None,
@@ -115,6 +121,7 @@ def join(
     """Join a federation: see its terms, train on your data, send a few numbers per round, end with the common model."""
     if not is_loopback(address) and tls is None and not insecure:
         raise InvalidConfig(f"{address!r} is another machine: give --tls DIR (see cyber0 keys), or say --insecure")
+    form = check_form(log)
     if name is None and tls is None:
         raise InvalidConfig("--name is needed: a name on the federator's roster")
     if tls is not None:
@@ -142,19 +149,53 @@ def join(
         "give_up": give_up,
         "out": out,
     }
-    _join(address, name or client_name(tls or Path()), options)
+    lines = Log(Console(), form)
+    for text in [] if tls is None else expiring(tls):
+        lines.say(Said(text, "warning"))
+    _join(address, name or client_name(tls or Path()), options, lines)
 
 
-def _join(address: str, name: str, options: dict[str, Any]) -> None:
-    console = Console()
+def _join(address: str, name: str, options: dict[str, Any], log: Log) -> None:
+    where = Where(log, name)
     kept = f"come back with the same command: the state is in {options['state']}"
-    with keeping(lambda: kept if options["state"].is_dir() else ""), Progress(console, name) as progress:
+    with keeping(lambda: kept if options["state"].is_dir() else ""), where:
+        outcome = run_client(address, name, watch=where.watch, notice=log.say, **options)
+    _print(log, name, outcome, options["out"])
 
-        def watch(member: Any) -> None:
-            progress.update(member.commits, total=member.roster.last)
 
-        outcome = run_client(address, name, watch=watch, notice=lambda text: _say(console, text), **options)
-    _print(console, outcome, options["out"])
+class Where:
+    """Where a client is: a bar on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, log: Log, name: str) -> None:
+        self.log, self.name = log, name
+        shows = log.form == "plain" and log.console.is_terminal
+        self._bar = Progress(log.console, name) if shows else None
+        self._begin = self._last = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> "Where":
+        if self._bar is not None:
+            self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*error)
+
+    def watch(self, member: Any) -> None:
+        """Show where a member is, if it is time to."""
+        commits, rounds, now = member.commits, member.roster.last, time.monotonic()
+        if self._bar is not None:
+            self._bar.update(commits, total=rounds)
+            return
+        if self._first is None:
+            self._first = commits
+        if now - self._last >= EVERY:
+            self._last = now
+            rate = (commits - self._first) / (now - self._begin)
+            left = f", about {duration((rounds - commits) / rate)} left" if rate and commits < rounds else ""
+            text = f"{self.name} has {commits:,} of {rounds:,} rounds, {rate:,.1f} a second{left}"
+            self.log.say(text, rounds=commits, of=rounds, rounds_per_second=round(rate, 3))
 
 
 def _key(tls: Path | None, key: Path | None) -> PrivateKey | None:
@@ -172,11 +213,13 @@ def _check_handshake(address: str, tls: Path) -> None:
         raise Refused(reason)
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def _print(console: Console, outcome: Outcome, out: Path | None) -> None:
+def _print(log: Log, name: str, outcome: Outcome, out: Path | None) -> None:
+    if log.form == "json":
+        facts = {"rounds": outcome.rounds, "accuracy": outcome.accuracy, "loss": outcome.loss}
+        marks = {"fingerprint": f"{outcome.fingerprint:016x}", "head": outcome.head.hex()}
+        log.say(f"{name} has ended", **facts, **marks, **({} if out is None else {"written_to": str(out)}))
+        return
+    console = log.console
     line(console, "rounds", f"{outcome.rounds:,}")
     if outcome.accuracy is not None:
         line(console, "accuracy", f"{outcome.accuracy:.2%}")

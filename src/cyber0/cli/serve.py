@@ -2,8 +2,9 @@
 
 import asyncio
 import signal
+import time
 from contextlib import suppress
-from ipaddress import ip_address
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,24 +18,30 @@ from cyber0.cli.run import with_options
 from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.network.control import Control
+from cyber0.network.http import Http, is_loopback_host
 from cyber0.network.keys import (
     certificate,
     certificate_of_federator,
     certificates_of_clients,
     check_name,
+    expiring,
     federator_key,
     peer_certificate,
     peer_name,
     server_credentials,
 )
+from cyber0.network.log import Form, Log, check_form
 from cyber0.network.server import Federator
-from cyber0.network.show import showing
+from cyber0.network.show import Show, showing
+from cyber0.network.watch import Watch
 from cyber0.printable import printable
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import private_key
 from cyber0.protocol.sqlite import File
 
 __all__ = ["serve"]
+
+DAY = 86400.0  # seconds
 
 
 @with_options(Agreement)
@@ -72,6 +79,20 @@ def serve(
     evaluate_every: Annotated[
         int, typer.Option(min=1, help="Rounds from one evaluation to the next, of clients that evaluate.")
     ] = 10,
+    log: Annotated[
+        str, typer.Option(help="How to write lines: plain, or json for one JSON object to a line.")
+    ] = "plain",
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="PORT or HOST:PORT for Prometheus metrics, /health and a live page in the browser. \\[default: none]",
+            show_default=False,
+        ),
+    ] = None,
+    metrics_public: Annotated[
+        bool,
+        typer.Option("--metrics-public", help="Let other machines read them: who takes part, and whose votes count."),
+    ] = False,
     callback: Annotated[
         list[str] | None,
         typer.Option(help="A cyber0.Callback of yours, as package.module:object. Repeatable.", show_default=False),
@@ -91,6 +112,7 @@ def serve(
     """Serve a federation: decide each round from the clients' votes. Needs no model, no data and no torch."""
     given = {name: value for name, value in options.items() if value is not None}
     check_listen(listen, secure=tls is not None, insecure=insecure)
+    form, watched = check_form(log), None if metrics is None else metrics_address(metrics, public=metrics_public)
     timing = {
         "deadline": deadline,
         "patience": patience,
@@ -105,11 +127,9 @@ def serve(
         settings = Settings.of_ledger(file, asked, **timing)
         signer = key or (federator_key(tls) if tls else None)
         with keeping(lambda: kept(file)):
-            asyncio.run(
-                _serve(
-                    settings, file, listen, tls, None if signer is None else private_key(signer), linger, callback or []
-                )
-            )
+            private = None if signer is None else private_key(signer)
+            shown = Shown(form, watched, metrics_public)
+            asyncio.run(_serve(settings, file, listen, tls, private, linger, callback or [], shown))
 
 
 def _asked(
@@ -173,6 +193,26 @@ keys), or say --insecure
     )
 
 
+def metrics_address(given: str, *, public: bool) -> tuple[str, int]:
+    """Return host and port of metrics: a port alone is one of this machine; where others reach it, that must be said.
+
+    >>> metrics_address("9100", public=False), metrics_address("[::1]:9100", public=False)
+    (('127.0.0.1', 9100), ('::1', 9100))
+    >>> metrics_address("0.0.0.0:9100", public=False)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: metrics = '0.0.0.0:9100' is reached from other machines, without TLS and without a \
+password: give 127.0.0.1:9100, or say --metrics-public
+    """
+    address = f"127.0.0.1:{given}" if given.isdecimal() else given
+    host, _, port = address.rpartition(":")
+    if not is_loopback(address) and not public:
+        raise InvalidConfig(
+            f"metrics = {given!r} is reached from other machines, without TLS and without a password: give "
+            f"127.0.0.1:{port}, or say --metrics-public"
+        )
+    return host.strip("[]"), int(port)
+
+
 def is_loopback(address: str) -> bool:
     """Return whether an address is one of this machine only.
 
@@ -182,18 +222,30 @@ def is_loopback(address: str) -> bool:
     host, _, port = address.rpartition(":")
     if not host or not (port.isdecimal() and int(port) < 2**16):
         raise InvalidConfig(f"address = {address!r}: write HOST:PORT, such as 127.0.0.1:7360")
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ip_address(host.strip("[]")).is_loopback
-    return False
+    return is_loopback_host(host)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a federator shows its run: the form of its lines, and where its metrics are, if anywhere."""
+
+    form: Form = "plain"
+    metrics: tuple[str, int] | None = None
+    public: bool = False
 
 
 async def _serve(
-    settings: Settings, ledger: File, listen: str, tls: Path | None, key: Any, linger: float, callbacks: list[str]
+    settings: Settings,
+    ledger: File,
+    listen: str,
+    tls: Path | None,
+    key: Any,
+    linger: float,
+    callbacks: list[str],
+    shown: Shown,
 ) -> None:
     console = Console(soft_wrap=True)
-    with showing(console) as show:
+    with showing(console, shown.form) as show:
         federator = Federator(
             settings,
             ledger,
@@ -204,8 +256,10 @@ async def _serve(
             certificates=None if tls is None else certificates_of_clients(tls, settings.roster),
             linger=linger,
             notice=show.notice,
+            watch=Watch(measures=shown.metrics is not None),
             callbacks=callbacks,
         )
+        http = Http(federator, public=shown.public)
         signals: list[int] = []
 
         def stop(number: int) -> None:
@@ -222,18 +276,40 @@ async def _serve(
         if problem := await control.open():
             show.notice(problem)
         show.begin(federator, f"{listen.rpartition(':')[0]}:{port}", secure=tls is not None)
-        while not federator.over.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(federator.over.wait(), 1.0)
-            show.line()
+        if shown.metrics is not None:
+            show.log.say(f"the live page is at {live_address(shown.metrics[0], await http.start(*shown.metrics))}")
+        await _watched(federator, show, tls)
         await control.close()
         await federator.close()
-    _report(console, federator, kept(ledger))
+        await http.close()
+    _report(show.log, federator, kept(ledger))
     if signal.SIGINT in signals:
         raise typer.Exit(130)
 
 
-def _report(console: Console, federator: Federator, left: str) -> None:
+def live_address(host: str, port: int) -> str:
+    """Return the address of the live page, for a browser.
+
+    >>> live_address("::1", 9100), live_address("0.0.0.0", 9100)
+    ('http://[::1]:9100/', 'http://0.0.0.0:9100/')
+    """
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+async def _watched(federator: Federator, show: Show, tls: Path | None) -> None:
+    """Show the run until it is over; once a day, which certificates expire soon."""
+    checked = -DAY
+    while not federator.over.is_set():
+        if tls is not None and time.monotonic() - checked >= DAY:
+            checked = time.monotonic()
+            for text in expiring(tls):
+                federator.say(text, "warning")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(federator.over.wait(), 1.0)
+        show.line()
+
+
+def _report(log: Log, federator: Federator, left: str) -> None:
     lines = {
         "rounds": f"{federator.state.round:,} of {federator.state.who.last:,}",
         "ended": federator.reason,
@@ -245,5 +321,8 @@ def _report(console: Console, federator: Federator, left: str) -> None:
             lines["fingerprint"] = f"{seals[-1].fingerprint:016x}"
     if left:
         lines["kept"] = left
+    if log.form == "json":
+        log.say("the federator has ended", **lines)
+        return
     for name, value in lines.items():
-        console.print(f"{name:16} {printable(value)}", markup=False, highlight=False)
+        log.console.print(f"{name:16} {printable(value)}", markup=False, highlight=False)

@@ -21,6 +21,7 @@ class Connection:
     number: int
     client: str | None
     outbox: Outbox
+    peer: str = ""  # where it comes from, as gRPC writes it
     certificate: bytes = b""
     key: bytes = b""  # of the certificate
     stream: ClientStream | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from cyber0.errors import InvalidKeys
 from cyber0.network.keys import channel_credentials
 
-__all__ = ["refusal"]
+__all__ = ["refusal", "speaks_tls"]
 
 OTHER_NAME = (62, 64)  # OpenSSL's codes for a host and for an address that the certificate does not name
 
@@ -32,6 +32,30 @@ def refusal(address: str, folder: Path, timeout: float = 5.0) -> str | None:
         return None
 
 
+def speaks_tls(address: str, timeout: float = 5.0) -> bool:
+    """Return whether what answers at an address speaks TLS; whose certificate it shows does not matter.
+
+    >>> speaks_tls("localhost:1")
+    False
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, port = _host_and_port(address)
+    try:
+        with socket.create_connection((host, port), timeout) as plain, context.wrap_socket(plain):
+            return True
+    except ssl.SSLError as error:  # one that asks for our certificate may end it early
+        return error.reason not in (
+            None,
+            "WRONG_VERSION_NUMBER",
+            "RECORD_LAYER_FAILURE",
+            "UNEXPECTED_EOF_WHILE_READING",
+        )
+    except OSError:
+        return False
+
+
 def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, folder: Path) -> str | None:
     host, _ = _host_and_port(address)
     try:
@@ -48,7 +72,10 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, fold
             f"what answers at {address} is no federator of the authority in {folder / 'ca.pem'}: {error.verify_message}"
         )
     except (ssl.SSLError, ConnectionError):
-        return f"what answers at {address} does not speak TLS as a federator does: is the port right?"
+        return (
+            f"what answers at {address} does not speak TLS as a federator does: is the port right, and was the "
+            "federator started with --tls?"
+        )
     return (
         f"the federator at {address} refuses {folder / 'cert.pem'}: it must be a client's, made by cyber0 "
         "keys sign on the operator's machine, and not expired by the federator's clock"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -21,6 +21,7 @@ __all__ = [
     "check_issued",
     "check_valid",
     "client_key",
+    "expires_soon",
     "make_folder",
     "make_private",
     "pair",
@@ -31,6 +32,7 @@ __all__ = [
 
 LARGEST = 65536  # bytes; a file with two certificates has some 1,500
 CURVE = "secp256r1"
+SOON = 30  # days before it expires that a certificate is worth a word
 RIGHT = "it must be ECDSA on the curve P-256, as cyber0 keys request makes it"
 
 
@@ -120,6 +122,14 @@ def check_valid(made: x509.Certificate, path: Path, remedy: str) -> None:
     if now < made.not_valid_before_utc:
         start = f"{made.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         raise InvalidKeys(f"{path} is valid from {start} on: is this machine's clock right?")
+
+
+def expires_soon(made: x509.Certificate, path: Path, remedy: str, days: int = SOON) -> str:
+    """Return that a certificate expires within so many days, and what to do about it; nothing if it does not."""
+    left = made.not_valid_after_utc - datetime.now(UTC)
+    if left > timedelta(days=days):
+        return ""
+    return f"{path} expires on {made.not_valid_after_utc:%Y-%m-%d}, in {max(0, left.days)} days: {remedy}"
 
 
 def check_issued(made: x509.Certificate, path: Path, ca: x509.Certificate, ca_path: Path) -> None:

@@ -30,7 +30,16 @@ from cyber0.network.certificates import (
     is_for_federator,
     subject_public_key,
 )
-from cyber0.network.key_files import certificate, check_issued, check_valid, make_folder, pair, read, replace_file
+from cyber0.network.key_files import (
+    certificate,
+    check_issued,
+    check_valid,
+    expires_soon,
+    make_folder,
+    pair,
+    read,
+    replace_file,
+)
 
 __all__ = [
     "LONGEST",
@@ -43,6 +52,7 @@ __all__ = [
     "check_host",
     "check_name",
     "client_name",
+    "expiring",
     "federator_key",
     "init",
     "issue",
@@ -56,6 +66,8 @@ __all__ = [
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 LONGEST = 36500  # days
+NEW_FEDERATOR = "make a new one with cyber0 keys host"
+NEW_CLIENT = "ask the operator to sign your request.pem again (cyber0 keys sign)"
 
 
 def init(folder: Path, hosts: Iterable[str] = (), days: int = 3650) -> Path:
@@ -149,7 +161,7 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
     cyber0.errors.InvalidKeys: no/such/keys holds no keys of a federator: make them with cyber0 keys init no/such/keys
     """
     folder = _federator(folder)
-    key, cert, ca = _credentials(folder, "make a new one with cyber0 keys host")
+    key, cert, ca = _credentials(folder, NEW_FEDERATOR)
     if not is_for_federator(certificate(folder / "cert.pem")):
         raise InvalidKeys(f"{folder / 'cert.pem'} is a client's: give the folder made by cyber0 keys init")
     return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
@@ -162,8 +174,23 @@ def channel_credentials(folder: Path) -> grpc.ChannelCredentials:
     Traceback (most recent call last):
     cyber0.errors.InvalidKeys: cannot read no/such/folder/ca.pem: No such file or directory
     """
-    key, cert, ca = _credentials(folder, "ask the operator to sign your request.pem again (cyber0 keys sign)")
+    key, cert, ca = _credentials(folder, NEW_CLIENT)
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def expiring(folder: Path) -> list[str]:
+    """Return which certificates in the folder of a client or a federator expire within 30 days, and what to do then.
+
+    That of the authority is the operator's matter, so it is named in the folder made by `init` alone.
+    """
+    if (folder / "federator").is_dir() or not (folder / "cert.pem").exists():
+        places = [(_federator(folder) / "cert.pem", NEW_FEDERATOR)]
+        if (folder / "ca.pem").exists():
+            places.append((folder / "ca.pem", "make a new folder with cyber0 keys init, and certificates for all"))
+    else:
+        own = certificate(folder / "cert.pem")
+        places = [(folder / "cert.pem", NEW_FEDERATOR if is_for_federator(own) else NEW_CLIENT)]
+    return list(filter(None, (expires_soon(certificate(path), path, remedy) for path, remedy in places)))
 
 
 def peer_name(context: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Protocol
 from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.consent import Limits
+from cyber0.network.log import Said
 from cyber0.network.store import Marks, Store, StoredVote
 from cyber0.protocol.catching_up import Forked, Position, Step, follow
 from cyber0.protocol.chain import Anchor, Head, done_statement, vote_statement
@@ -236,12 +237,22 @@ class Member:
             case Rejection(replay=True):
                 self._restart()
                 send(self.hello())
+            case Rejection(number, verdict, reason):
+                self._note_rejection(number, verdict, reason)
             case Bye(replay=replay):
                 if replay:
                     self._restart()
                 self.bye = self.bye or message  # the first one has the reason
             case _:
                 pass
+
+    def _note_rejection(self, number: int, verdict: str, reason: str) -> None:
+        """Say that a vote does not count, where this client can do something about it."""
+        if verdict == "late":
+            text = f"the vote for round {number} came too late, and does not count: this client or its network is slow"
+        else:
+            text = f"the vote for round {number} does not count ({verdict}: {reason})"
+        self.notice(Said(text, "warning"))
 
     def _on_page(self, page: Page) -> list[Audit]:
         return self.audits.receive(page) if self.welcomed else []

@@ -27,8 +27,10 @@ from cyber0.errors import (
 )
 from cyber0.network.connection import GRACE, MAX_MESSAGES, Connection
 from cyber0.network.limits import RateLimit
+from cyber0.network.log import Level, Said
 from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
 from cyber0.network.tally import Tally
+from cyber0.network.watch import Watch
 from cyber0.protocol import pages
 from cyber0.protocol.catching_up import catch_up
 from cyber0.protocol.chain import Seal, done_statement, link_statement, vote_statement
@@ -100,7 +102,9 @@ class Federator:
             key must be that of the client's votes.
         linger: Seconds for which latecomers are served after the end. Before that, clients that are there have the time
             of a deadline to report their fingerprints.
-        notice: A function that is called with a sentence when something happens.
+        notice: A function that is called with a sentence, a `cyber0.network.log.Said`, when something happens. What
+            repeats is counted, and shown at growing intervals.
+        watch: What is told of all that happens, for metrics and the live page.
         callbacks: What is called before the first round, after each round and after each evaluation of a client; a
             callback that raises is reported and not called again.
 
@@ -128,7 +132,8 @@ class Federator:
         certificates: Mapping[str, bytes] | None = None,
         peer_certificate: Callable[[Any], x509.Certificate | None] | None = None,
         linger: float = 0.0,
-        notice: Callable[[str], None] = lambda _: None,
+        notice: Callable[[Said], None] = lambda _: None,
+        watch: Watch | None = None,
         callbacks: Iterable[Any] = (),
     ) -> None:
         self._certificates = dict(certificates or {})
@@ -144,7 +149,7 @@ class Federator:
             )
         self._callbacks, self._news = [Callbacks([each]) for each in callbacks], list[tuple[str, Any]]()
         self.state = restored(settings, ledger, self.public)
-        self.tally = Tally(self.state.who.members)
+        self.tally, self.watch = Tally(self.state.who.members), watch or Watch()
         self.over = asyncio.Event()
         self.reason, self.failure = "", None
         self._limit = size_limit(settings.plan.scalars)
@@ -272,7 +277,7 @@ class Federator:
     def _connection(self, context: Any) -> Connection:
         """Return a stream with what the transport knows of the caller."""
         client = self.peer_name(context) if self.peer_name else None
-        connection = Connection(self._count, client, Outbox(max(ROOM, 4 * self._limit)))
+        connection = Connection(self._count, client, Outbox(max(ROOM, 4 * self._limit)), context.peer())
         shown = self.peer_certificate(context) if self.peer_certificate else None
         if shown is not None:
             connection.certificate = shown.public_bytes(Encoding.DER)
@@ -302,8 +307,13 @@ class Federator:
         if seen := self.tally.clients.get(connection.stream.client):
             seen.sent += connection.outbox.sent
         if connection.outbox.is_full:
-            self._notify(f"{connection.stream.client} reads too slowly, and was disconnected: it may come again")
+            text = f"{connection.stream.client} reads too slowly, and was disconnected: it may come again"
+            self.say(text, "warning", connection.stream.client)
+        present = self.state.is_current(connection.stream)
         self._step(Left(connection.stream))
+        if present and not (self.state.is_finished or self.over.is_set()):
+            here = f"{len(self.state.present)} of {len(self.state.who.names)} are here"
+            self.say(f"{connection.stream.client} has left: {here}", client=connection.stream.client)
 
     def _receive(self, connection: Connection, data: bytes) -> None:
         if connection.outbox.is_ended:
@@ -398,6 +408,7 @@ class Federator:
         data = self._audited[1] if known else b""
         if not connection.outbox.is_ended:
             connection.outbox.put(encode(pages.page_of(audit.round, data, audit.page)))
+            self.watch.pages += 1
 
     def _request(self, connection: Connection, request: Request) -> None:
         """Take a client's wish about its own entry on the roster, if it is signed with its present key.
@@ -474,8 +485,18 @@ class Federator:
         head = self.ledger.head_at(hello.commits).link if known else b""
         if connection.certificate:
             self._certificates[client] = connection.certificate
+        self._note_takeover(client, connection)
         self._step(Arrived(connection.stream, hello, head or b""))
         self._certify(client)
+
+    def _note_takeover(self, client: str, connection: Connection) -> None:
+        """Say so where streams of one client take each other's place in turn."""
+        before = self.state.present.get(client)
+        old = None if before is None else self._connections.get(before.stream.number)
+        if old is None or old is connection or old.outbox.is_ended:
+            return
+        if said := self.watch.takeovers.seen(client, old.peer, connection.peer):
+            self.say(said, "warning", client)
 
     def _certify(self, client: str) -> None:
         """Keep the certificate of a client's key in the ledger, once there is a run."""
@@ -486,7 +507,8 @@ class Federator:
         """End a stream because of what its client did."""
         connection.end(bye)
         if connection.stream is not None and not bye.finished:
-            self._notify(f"{connection.stream.client} is sent away: {bye.reason}")
+            client = connection.stream.client
+            self.say(f"{client} is sent away: {bye.reason}", "warning", client)
 
     # Effects
 
@@ -513,7 +535,7 @@ class Federator:
                 getattr(callback, method)(self, *arguments)
             except InvalidUserCode as error:
                 self._callbacks.remove(callback)
-                self._notify(f"{error}: it is not called again")
+                self.say(f"{error}: it is not called again", "error")
 
     def _send(self, effect: Send) -> None:
         if connection := self._connections.get(effect.stream.number):
@@ -528,6 +550,7 @@ class Federator:
         if effect.decision.changes:
             self.tally.add(self.state.who.members)
         self.tally.record(effect.decision)
+        self.watch.decided(effect.decision)
         if self._callbacks:
             ballots = [ballot for ballot in effect.decision.ballots if ballot.verdict != "late"]
             voted = tuple(dict.fromkeys(ballot.client for ballot in ballots))
@@ -560,6 +583,7 @@ class Federator:
 
     def _evaluated(self, effect: Evaluated) -> None:
         self.tally.clients[effect.client].evaluation = effect.evaluation
+        self.watch.evaluated(seen.evaluation for seen in self.tally.clients.values())
         self._news.append(("after_evaluation", {"client": effect.client, **asdict(effect.evaluation)}))
 
     def _hang_up(self, effect: HangUp) -> None:
@@ -567,7 +591,7 @@ class Federator:
             connection.end(Bye(effect.reason))
 
     def _show_notice(self, effect: Notice) -> None:
-        self._notify(effect.text)
+        self.say(effect.text, effect.level, effect.client)
 
     def _encoded(self, message: FromFederator) -> bytes:
         """Return the bytes of a message. A commit goes to many clients, and is encoded once."""
@@ -576,9 +600,12 @@ class Federator:
             self._last = message, encode(signed)
         return self._last[1]
 
-    def _notify(self, text: str) -> None:
-        self.tally.notices.append(text)
-        self.notice(text)
+    def say(self, text: str, level: Level = "info", client: str = "") -> None:
+        """Give a notice to whoever watches; what repeats is counted."""
+        said = self.watch.notice(Said(text, level, client), known=client in self.tally.clients)
+        if said is not None:
+            self.tally.notices.append(said)
+            self.notice(said)
 
     # The end
 

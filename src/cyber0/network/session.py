@@ -19,11 +19,14 @@ from cyber0.errors import Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.consent import Limits, terms
+from cyber0.network.handshake import speaks_tls
 from cyber0.network.liars import Liar
+from cyber0.network.log import Level, Said, counting
 from cyber0.network.member import Member, Model, check_version
 from cyber0.network.store import Marks, Store
 from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
 from cyber0.printable import printable
+from cyber0.protocol.arrival import TAKEN
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
 from cyber0.protocol.evidence import with_certificates
 from cyber0.protocol.messages import Ask, Bye, FromClient, FromFederator, Invitation
@@ -80,7 +83,7 @@ def run_client(
     snapshot_every: int = 100,
     give_up: float | None = None,
     watch: Watch = lambda _: None,
-    notice: Callable[[str], None] = lambda _: None,
+    notice: Callable[[Said], None] = lambda _: None,
     out: Path | None = None,
 ) -> Outcome:
     """Take part in the run that is served at an address, to its end. Blocks; needs torch.
@@ -112,7 +115,8 @@ def run_client(
         snapshot_every: Rounds from one copy of the weights to the next.
         give_up: Seconds to look for a federator; by default for ever.
         watch: A function that is called with the member whenever it has done something.
-        notice: A function that is called with a sentence when something happens.
+        notice: A function that is called with a sentence, a `cyber0.network.log.Said`, when something happens. What
+            repeats is counted, and shown at growing intervals.
         out: A safetensors file for the trained weights.
 
     >>> run_client("127.0.0.1:1", "alice", give_up=0.1)
@@ -123,8 +127,7 @@ def run_client(
     held: list[Member] = []
     allowed = limits or Limits()
 
-    def say(text: str) -> None:
-        notice(printable(text))
+    say = counting(notice)
 
     def make(settings: Settings) -> Member | Liar:
         _check_name(name, settings)
@@ -249,11 +252,12 @@ async def attend(
             if session.member is not None and session.member.is_over:
                 return _finished(session.member)
             if session.was_welcomed:
-                since, pause = time.monotonic(), FIRST
+                since, pause = time.monotonic(), pause if session.was_replaced else FIRST
+            elif session.member is None and credentials is None and await asyncio.to_thread(speaks_tls, address):
+                problem = f"{problem}: what answers there speaks TLS, so give --tls DIR (see cyber0 keys)"
             if give_up is not None and time.monotonic() - since >= give_up:
                 raise Unreachable(f"no federator answers at {address}: {problem}")
-            if pause == FIRST:
-                notice(f"waiting for a federator at {address}: {problem}")
+            notice(Said(*session.complaint(problem)))
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
             pause = min(2 * pause, LONGEST)
 
@@ -280,6 +284,18 @@ class _Session:
         self.member: Any = None
         self.was_welcomed = False
         self._limit = LIMIT
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether the stream ended since another one of the same name was opened."""
+        bye = None if self.member is None else self.member.bye
+        return bye is not None and bye.reason == TAKEN
+
+    def complaint(self, problem: str) -> tuple[str, Level]:
+        """Return what to say of a stream that has ended, and how loud."""
+        if self.was_replaced:
+            return "another process joins by the same name, and took this one's place: stop one of them", "warning"
+        return f"waiting for a federator at {self.address}: {problem}", "info"
 
     async def once(self) -> str:
         """Use one stream from its beginning to its end, and return why it ended."""

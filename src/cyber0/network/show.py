@@ -9,7 +9,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cyber0.network.log import Form, Log, Said
 from cyber0.network.server import Federator
+from cyber0.network.watch import standing
 from cyber0.printable import printable
 from cyber0.protocol.messages import Evaluation
 
@@ -17,18 +19,28 @@ __all__ = ["Show", "showing", "table"]
 
 EVERY = 10.0  # seconds from one plain line to the next
 ROWS = 40  # clients that a table shows
+STYLES = {
+    "must replay": "red",
+    "away": "dim",
+    "has voted": "green",
+    "is awaited": "yellow",
+    "catches up": "cyan",
+}
+LEVELS = {"info": "dim", "warning": "yellow", "error": "red"}
 
 
 class Show:
-    """The display of a federator.
+    r"""The display of a federator.
 
-    >>> show = Show(Console(), live=False)
+    >>> from io import StringIO
+    >>> show = Show(Console(file=StringIO()), live=False)
     >>> show.notice("alice is here")
-    alice is here
+    >>> show.log.console.file.getvalue().split(maxsplit=1)[1]
+    'info    alice is here\n'
     """
 
-    def __init__(self, console: Console, *, live: bool) -> None:
-        self.console, self.live = console, live
+    def __init__(self, console: Console, *, live: bool, form: Form = "plain") -> None:
+        self.live, self.log = live, Log(console, form)
         self.federator: Federator | None = None
         self._last = time.monotonic()
 
@@ -36,13 +48,13 @@ class Show:
         """Show that a federator listens at an address."""
         self.federator = federator
         how = "with TLS" if secure else "without TLS: anybody can pretend to be any client"
-        self._print(f"listening at {address}, {how}; {federator.state.round} rounds are in the ledger")
-        self._print(federator.settings.finality(federator.state.who))
+        self.log.say(f"listening at {address}, {how}; {federator.state.round} rounds are in the ledger")
+        self.log.say(federator.settings.finality(federator.state.who))
 
     def notice(self, text: str) -> None:
         """Show a sentence; on a terminal the table shows it."""
         if not self.live:
-            self._print(text)
+            self.log.say(text)
 
     def __rich__(self) -> Group | str:
         return "" if self.federator is None else table(self.federator)
@@ -53,17 +65,14 @@ class Show:
         if self.live or federator is None or time.monotonic() - self._last < EVERY:
             return
         self._last = time.monotonic()
-        self._print(heading(federator))
-
-    def _print(self, text: str) -> None:
-        self.console.print(printable(text), markup=False, highlight=False)
-        self.console.file.flush()
+        present, rate = len(federator.state.present), round(federator.tally.rate, 3)
+        self.log.say(heading(federator), rounds=federator.state.round, present=present, rounds_per_second=rate)
 
 
 @contextmanager
-def showing(console: Console) -> Generator[Show]:
+def showing(console: Console, form: Form = "plain") -> Generator[Show]:
     """Show a display while a federator runs."""
-    show = Show(console, live=console.is_terminal)
+    show = Show(console, live=console.is_terminal and form == "plain", form=form)
     if not show.live:
         yield show
         return
@@ -99,7 +108,8 @@ def table(federator: Federator) -> Group:
         quality = "" if one.evaluation is None else _quality(one.evaluation)
         cells = f"{federator.tally.share(name):.0%}", str(one.refused), Text(printable(one.reason[:60])), quality
         rows.add_row(Text(printable(name)), _standing(federator, name), *cells)
-    notices = [Text(f"  {printable(text)}", "dim", no_wrap=True) for text in list(federator.tally.notices)]
+    said = [Said.of(text) for text in list(federator.tally.notices)]
+    notices = [Text(f"  {printable(text)}", LEVELS[text.level], no_wrap=True) for text in said]
     return Group(Text(heading(federator), "bold"), rows, *notices)
 
 
@@ -110,11 +120,5 @@ def _quality(evaluation: Evaluation) -> str:
 
 
 def _standing(federator: Federator, name: str) -> Text:
-    state = federator.state
-    if name in state.diverged:
-        return Text("must replay", "red")
-    if name not in state.present:
-        return Text("away", "dim")
-    if name in state.votes.counted:
-        return Text("has voted", "green")
-    return Text("is awaited", "yellow") if name in state.awaited else Text("catches up", "cyan")
+    how = standing(federator.state, name)
+    return Text(how, STYLES[how])

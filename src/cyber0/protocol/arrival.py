@@ -13,11 +13,12 @@ from cyber0.protocol.roster import Change
 from cyber0.protocol.signing import decoded
 from cyber0.protocol.state import State, Transition
 
-__all__ = ["DIVERGED", "REPLACED", "REVOKING", "arrive", "farewell", "found", "keys_of", "leave"]
+__all__ = ["DIVERGED", "REPLACED", "REVOKING", "TAKEN", "arrive", "farewell", "found", "keys_of", "leave"]
 
 DIVERGED = "its weights differ from the majority's: it must replay from round 0"
 REVOKED = "it is revoked"
 REVOKING = "it is revoked as soon as that is written"  # it may come again if the federator dies before
+TAKEN = "another stream of this client took its place"
 REPLACED = "its key was replaced by another: join with the new one"
 
 
@@ -38,7 +39,7 @@ def arrive(state: State, event: Arrived) -> Transition:
         return leave(state, stream), _refused(stream, reason)
     effects: list[Effect] = []
     if client in state.present and not state.is_current(stream):
-        effects = [HangUp(state.present[client].stream, "another stream of this client took its place")]
+        effects = [HangUp(state.present[client].stream, TAKEN)]
     state = replace(state, present={**state.present, client: event})
     state, more = _gather(state) if state.identity is None else _welcome(state, state.identity, event)
     return state, effects + more
@@ -147,7 +148,8 @@ def _other_past(state: State, event: Arrived) -> str:
 def _refused(stream: ClientStream, reason: str) -> list[Effect]:
     diverged = reason == DIVERGED
     bye = Bye(reason, final=reason not in (DIVERGED, REVOKING), replay=diverged)
-    return [Send(stream, bye), HangUp(stream, reason), Notice(f"{stream.client} is refused: {reason}")]
+    notice = Notice(f"{stream.client} is refused: {reason}", stream.client, "warning")
+    return [Send(stream, bye), HangUp(stream, reason), notice]
 
 
 def _gather(state: State) -> Transition:
@@ -212,7 +214,7 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     if commits < state.round:
         effects.append(Replay(stream, commits, state.round))
     effects.append(Send(stream, farewell(state) if state.is_finished else RoundOpen(state.round)))
-    effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits"))
+    effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits", client))
     state = replace(state, diverged=state.diverged - {client})
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
     counts = state.who.key(client) == event.hello.key  # else from two rounds after its new key is written

@@ -1,7 +1,7 @@
 """The events that `cyber0.protocol.machine.step` takes, and the effects that it returns."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cyber0.protocol.chain import Head
 from cyber0.protocol.identity import Identity
@@ -155,9 +155,11 @@ class HangUp:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Show a sentence to whoever watches the federator."""
+    """Show a sentence to whoever watches the federator; `client` is whom it is about, if it is about one."""
 
     text: str
+    client: str = ""
+    level: Literal["info", "warning", "error"] = "info"
 
 
 Event = Arrived | Received | Proposed | Left | Deadline | Impatience

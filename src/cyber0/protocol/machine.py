@@ -116,7 +116,7 @@ def _propose(state: State, changes: tuple[Change, ...]) -> Transition:
     try:
         proposed = with_proposed(state, changes)
     except Cyber0Error as error:
-        return state, [Notice(f"the roster stays as it is: {error}")]
+        return state, [Notice(f"the roster stays as it is: {error}", level="warning")]
     gone = {change.name for change in changes if change.kind == "revoke"}
     effects: list[Effect] = [Notice(f"{change.text}: in force two rounds after it is written") for change in changes]
     for client in sorted(gone & state.present.keys()):
@@ -169,7 +169,8 @@ def _late(state: State, stream: ClientStream, vote: Vote) -> Transition:
 
 def _rejection(stream: ClientStream, number: int, ballot: Ballot) -> list[Effect]:
     text = f"round {number}: the vote of {stream.client} does not count ({ballot.verdict}: {ballot.reason})"
-    return [Send(stream, Rejection(number, ballot.verdict, ballot.reason, ballot.reason == DIVERGED)), Notice(text)]
+    notice = Notice(text, stream.client, "info" if ballot.verdict == "late" else "warning")
+    return [Send(stream, Rejection(number, ballot.verdict, ballot.reason, ballot.reason == DIVERGED)), notice]
 
 
 def _at_deadline(state: State, now: float) -> Transition:
@@ -202,7 +203,7 @@ def _extend(state: State, effects: list[Effect]) -> Transition:
     missing = set(state.voters).difference(state.votes.counted, state.votes.excluded)
     effects += [Send(event.stream, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
     have = f"{len(state.votes.counted)} votes of at least {state.who.quorum}"
-    effects.append(Notice(f"round {state.round}: {have} at the deadline, which is extended"))
+    effects.append(Notice(f"round {state.round}: {have} at the deadline, which is extended", level="warning"))
     effects.append(Alarm(state.round, extension, settings.seconds(extension)))
     return replace(state, extension=extension), effects
 
@@ -220,7 +221,8 @@ def _decide_if_complete(state: State, effects: list[Effect], now: float) -> Tran
         decision, memory = _decision(state)
     except (InvalidAggregation, InvalidCommit) as error:
         tried = frozenset(state.votes.counted)
-        return replace(state, tried=tried), [*effects, Notice(f"round {state.round} cannot be decided: {error}")]
+        notice = Notice(f"round {state.round} cannot be decided: {error}", level="error")
+        return replace(state, tried=tried), [*effects, notice]
     return _commit(replace(state, memory=memory), decision, effects, now)
 
 
@@ -240,7 +242,8 @@ def _compare(state: State) -> Transition:
     if state.round % state.settings.fingerprint_every == 0:
         apart = differing(state.votes.fingerprints)
     if apart is None:
-        return state, [Notice(f"round {state.round}: the clients' weights differ, and no majority agrees")]
+        text = f"round {state.round}: the clients' weights differ, and no majority agrees"
+        return state, [Notice(text, level="error")]
     effects: list[Effect] = []
     for client in sorted(apart):
         votes = set_apart(state.votes, client, DIVERGED)
