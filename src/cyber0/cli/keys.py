@@ -190,4 +190,4 @@ def _console() -> Console:
 
 def _line(console: Console, name: str, value: str) -> None:
     """Print a line; what would steer the terminal is shown as its code, since requests are made by others."""
-    console.print(f"{name:16} {printable(value)}", markup=False, highlight=False)
+    console.print(f"{printable(name):16} {printable(value)}", markup=False, highlight=False)

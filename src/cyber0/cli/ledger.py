@@ -88,7 +88,7 @@ def _show_run(console: Console, run: Ledger) -> None:
     line(console, "base", identity.base)
     for part, digest in sorted(identity.meaning.items()):
         line(console, "meaning", f"{part:16} {digest}")
-    line(console, "rounds", f"{head.rounds:,} of {agreement.rounds:,}, {4 * plan.scalars:,} bytes each")
+    line(console, "rounds", f"{head.rounds:,} of {run.roster.last:,}, {4 * plan.scalars:,} bytes each")
     line(console, "head", "not known" if head.link is None else head.link.hex())
     line(console, "commits' head", head.commit.hex())
     for seal in run.seals[-1:]:
