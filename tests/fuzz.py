@@ -24,7 +24,7 @@ from tests.mutants import changed_bytes, changed_json, mutant
 from tests.network.two_faces import TwoFaces
 
 from cyber0.config import RunConfig
-from cyber0.errors import Cyber0Error, InvalidEvidence, InvalidIdentity, Refused, RejectedMessage
+from cyber0.errors import InvalidEvidence, InvalidIdentity, Refused, RejectedMessage
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.connection import Connection
 from cyber0.network.limits import RateLimit
@@ -233,7 +233,7 @@ class World:
             member.receive([message], said.append)
         except Caught as caught:
             raise Violation(f"{name} accuses the federator: {caught}") from caught
-        except Cyber0Error:
+        except Refused:
             pass
         require(member.model._weights in self.weights, f"{name} has taken a commit that is not in the chain")
         position = member.position
@@ -370,10 +370,19 @@ class Parsers:
 
     def feed(self, rng):
         """Feed one mutant to one of them, and return whether it was taken."""
-        parser = rng.choice((self.pages, self.evidence, self.changes, self.roster, self.identity, self.invitation))
+        parser, refusal = rng.choice(
+            (
+                (self.pages, RejectedMessage),
+                (self.evidence, InvalidEvidence),
+                (self.changes, InvalidIdentity),
+                (self.roster, InvalidIdentity),
+                (self.identity, InvalidIdentity),
+                (self.invitation, Refused),
+            )
+        )
         try:
             return parser(rng)
-        except (RejectedMessage, InvalidIdentity, Refused):
+        except refusal:
             return False
 
     def pages(self, rng):

@@ -354,6 +354,15 @@ def test_an_answer_that_is_not_the_round_accuses_nobody(world):
         assert not isinstance(refusal, Caught)
 
 
+def test_pages_with_changes_that_cannot_be_read_are_nonsense(world):
+    node = world.decide(world.node, world.settings.roster)
+    world.at[ALICE] = node
+    world.deliver(ALICE, [node.committed()])
+    data = pages.to_bytes(node.decision) + b"\x1a\x02[]"  # the field of changes
+    world.deliver(ALICE, [pages.page_of(4, data, 0)])
+    assert not isinstance(stops(world, "an audit of round 4 was answered with nonsense"), Caught)
+
+
 def test_a_vote_that_is_left_out_is_told_and_accuses_nobody(world):
     told = []
     world.members[ALICE].audits.notice = told.append

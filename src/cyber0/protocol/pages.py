@@ -2,7 +2,7 @@
 
 from google.protobuf.message import DecodeError
 
-from cyber0.errors import RejectedMessage
+from cyber0.errors import InvalidIdentity, RejectedMessage
 from cyber0.protocol import wire_pb2 as wire
 from cyber0.protocol.messages import Page
 from cyber0.protocol.records import Ballot, Decision
@@ -61,4 +61,8 @@ def from_pages(round: int, data: bytes) -> Decision:  # noqa: A002
             ballots.append(Ballot(part.client, verdict, None, part.digest, part.reason, part.signature))  # pyright: ignore
         else:
             raise RejectedMessage(f"the pages of round {round} hold a vote without scalars or their digest")
-    return Decision(round, found.scalars, tuple(ballots), changes_from(found.changes))
+    try:
+        changes = changes_from(found.changes)
+    except InvalidIdentity as error:
+        raise RejectedMessage(f"the pages of round {round} cannot be read: {error}") from None
+    return Decision(round, found.scalars, tuple(ballots), changes)
