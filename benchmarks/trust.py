@@ -91,6 +91,7 @@ def main(before: Path | None = None) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--once"]:
-        sys.stdout.write(json.dumps(once(*map(int, sys.argv[2:5]), sys.argv[5])))
+        clients, directions, rounds = map(int, sys.argv[2:5])
+        sys.stdout.write(json.dumps(once(clients, directions, rounds, sys.argv[5])))
     else:
         main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
