@@ -354,6 +354,30 @@ def test_an_answer_that_is_not_the_round_accuses_nobody(world):
         assert not isinstance(refusal, Caught)
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_rounds_of_a_rule_with_memory_that_come_again_accuse_nobody(lost):
+    """A stream that breaks before an audit is answered: what the rule remembers is that of before the round."""
+    world = TwoFaces(3, 1, rounds=20, rule="centered_clipping_previous(radius=0.1)")
+    node = world.root
+    for number in range(5):
+        node = world.decide(node, world.settings.roster, {"client-3": number - 9.0})
+        for name in world.members:
+            world.at[name] = node
+        world.deliver(ALICE, [node.committed()])  # its audit is not answered
+        for _ in range(lost):
+            world.members[ALICE].hello()
+            world.deliver(ALICE, [world.welcome(), node.committed()])
+        for name in world.members:
+            world.show(name, node)
+        world.members[ALICE].hello()
+        world.deliver(ALICE, [world.welcome(), node.committed(), RoundOpen(number + 1)], {number: node.decision})
+    assert not world.stopped
+    assert world.members[ALICE].commits == 5
+    wrong = world.write(node, changed_bit(world, world.decide(node, world.settings.roster).decision))
+    world.show(ALICE, wrong)
+    judged(stops(world, "its scalars are not what centered_clipping_previous"))
+
+
 def test_pages_with_changes_that_cannot_be_read_are_nonsense(world):
     node = world.decide(world.node, world.settings.roster)
     world.at[ALICE] = node

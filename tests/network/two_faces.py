@@ -132,15 +132,19 @@ class TwoFaces:
         statement = vote_statement(self.identity.digest, head.rounds, head.link, digest)
         return Vote(head.rounds, scalars, signature=sign(self.keys[name], statement))
 
-    def aggregate(self, ballots):
+    def aggregate(self, ballots, path=()):
+        """What the rule makes of votes, after the rounds of a path if it has memory."""
         rows = self.settings.plan.rows
         votes = np.stack([from_wire(ballot.values, rows) for ballot in ballots], axis=1)
         rule = aggregation.get_rule(self.settings.agreement.rule)
-        return to_wire(decide(rule, votes, self.settings.agreement.byzantine))
+        memory = aggregation.begin(rule)
+        for node in path:
+            memory = aggregation.after(rule, memory, from_wire(node.decision.scalars, rows))
+        return to_wire(decide(rule, votes, self.settings.agreement.byzantine, memory))
 
     def decide(self, node, voters, lies=None):
         ballots = self.ballots(node, voters, lies)
-        return self.write(node, Decision(node.position.head.rounds, self.aggregate(ballots), ballots))
+        return self.write(node, Decision(node.position.head.rounds, self.aggregate(ballots, node.path), ballots))
 
     def write(self, node, decision):
         """Sign the link after a decision, whatever it is."""

@@ -138,6 +138,7 @@ class Audits:
             known: How many rounds may be shown as imported, without ballots; others could be lies that cannot be seen.
 
         """
+        self._rewind(steps)
         for place, step in enumerate(steps):
             if (step.ballots or step.round >= known) and self._picks(step):
                 if not step.ballots:
@@ -204,6 +205,17 @@ class Audits:
             return False
         allowed = (self._now() - self._since + 1.0) * self.budget
         return self._spent <= allowed
+
+    def _rewind(self, steps: list[Step]) -> None:
+        """Let a rule with memory forget rounds that come again: they were followed before, and not applied."""
+        if self._rule is None or not steps or steps[0].round >= self._remembers:
+            return
+        first, rows = steps[0], steps[0].before.identity.plan.rows
+        del self._commits[first.round * len(first.scalars) :]
+        self._memory, self._remembers = aggregation.begin(self._rule), first.round
+        for at in range(0, len(self._commits), len(first.scalars)):
+            commit = from_wire(bytes(self._commits[at : at + len(first.scalars)]), rows)
+            self._memory = aggregation.after(self._rule, self._memory, commit)
 
     def _remember(self, step: Step) -> None:
         """Give a rule with memory the round's commit, from which its memory follows."""
