@@ -1,5 +1,6 @@
 """`cyber0 demo`: the same liars against a mean and against a robust rule, on real digits."""
 
+import asyncio
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,11 +23,35 @@ CASES = {
 
 
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds to train.")] = 120,
-    clients: Annotated[int, typer.Option(min=4, max=1000, help="How many clients; a quarter of them lie.")] = 40,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many rounds to train. \\[default: 120, with --live 400]", show_default=False),
+    ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            min=4,
+            max=1000,
+            help="How many clients; a quarter of them lie. \\[default: 40, with --live 16]",
+            show_default=False,
+        ),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Play a real federation with liars instead, to be watched in the browser.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --live, the port of its page; 0 is any.")] = 0,
 ) -> None:
     """Train on 4,000 embedded digits with liars among the clients: once with the mean, once with a robust rule."""
     require("torch", extra="train")
+    if live:
+        from cyber0.cli.live_demo import play_live
+
+        asyncio.run(play_live(rounds or 400, clients or 16, port, Console()))
+    else:
+        _compare(rounds or 120, clients or 40)
+
+
+def _compare(rounds: int, clients: int) -> None:
     from cyber0.simulation import Simulation
 
     console = Console()

@@ -18,7 +18,7 @@ SERIES = 500  # clients that have metrics of their own: more would be a burden f
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 LOWEST, HIGHEST = -2.0, 6.0  # binary logarithms of distances, for A and for /
 TWICE = 1.0  # the binary logarithm of a distance that is far
-AGAINST, WITH = -0.05, 0.1  # a cosine that is against the aggregate, where that of most clients is with it
+AGAINST, DEVIATIONS = 0.25, 3.0  # of the usual cosine, and usual deviations from it: below both is against the others
 SLACK = 1.0  # seconds after a deadline in which a round is decided
 
 
@@ -58,8 +58,8 @@ def snapshot(federator: Federator, rows: int = ROWS) -> dict[str, Any]:
     agreement, seen = federator.settings.agreement, tally.clients
     names = state.who.names
     refused = _recently_refused(watch)
-    typical = float(np.median(list(watch.cosine.values()))) if watch.cosine else 0.0
-    doubts = {name: _doubts(watch, name, refused.get(name, 0.0), typical) for name in names}
+    least = _least_cosine(watch)
+    doubts = {name: _doubts(watch, name, refused.get(name, 0.0), least) for name in names}
     scores = {name: _score(watch, name, refused.get(name, 0.0), doubts[name]) for name in names}
     shown = sorted(names, key=lambda name: -scores[name])[:rows]  # among equals, in roster order
     places = [watch.rows.get(name, -1) for name in shown]
@@ -150,12 +150,22 @@ def _recently_refused(watch: Watch) -> dict[str, float]:
     return {name: float(shares[row]) for name, row in watch.rows.items() if row < len(shares) and shares[row] > 0}
 
 
-def _doubts(watch: Watch, name: str, refused: float, typical: float) -> list[str]:
+def _least_cosine(watch: Watch) -> float:
+    """Return the cosine with the others' votes below which a client votes against them."""
+    if not watch.cosine:
+        return -1.0
+    cosines = np.array(list(watch.cosine.values()))
+    usual = float(np.median(cosines))
+    deviation = 1.4826 * float(np.median(np.abs(cosines - usual)))  # as a standard deviation, of most of them
+    return min(AGAINST * usual, usual - DEVIATIONS * deviation)
+
+
+def _doubts(watch: Watch, name: str, refused: float, least: float) -> list[str]:
     """Return what is unusual about a client's votes, which need not be a lie."""
     found = ["refused"] if refused else []
     if watch.distance.get(name, 0.0) >= TWICE:
         found.append("far")
-    if watch.cosine.get(name, 0.0) < AGAINST and typical > WITH:
+    if watch.cosine.get(name, 1.0) < least:
         found.append("against")
     return found
 
@@ -257,7 +267,7 @@ def _client_lines(federator: Federator) -> Iterator[str]:
     text = "How far a client's votes are from the aggregate; that of the client in the middle is 1."
     yield from _metric("client_distance", "gauge", text, distance)
     cosine = {(("client", name),): value for name, value in watch.cosine.items()}
-    yield from _metric("client_cosine", "gauge", "The cosine of a client's votes with the aggregate.", cosine)
+    yield from _metric("client_cosine", "gauge", "The cosine of a client's votes with those of all others.", cosine)
     evaluations = {name: one.evaluation for name, one in seen.items() if one.evaluation is not None}
     accuracy = {(("client", name),): e.accuracy for name, e in evaluations.items() if e.accuracy is not None}
     yield from _metric("client_accuracy", "gauge", "The accuracy that a client reports.", accuracy)

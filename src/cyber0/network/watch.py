@@ -22,26 +22,30 @@ COLUMNS = 96  # of a history
 MEASURED, DISTANCE, REFUSED, LATE = range(4)  # what a history has of each client
 APART, SHARE = 0.05, 50  # seconds between two measurements, and how many times as long as one took
 NEAR, FAR = -6.0, 12.0  # the binary logarithm of a distance, at least and at most
-MEMORY = 0.05  # what the last measured round weighs in a client's averages
+MEMORY = 100  # measured rounds over which a client's averages are taken
 ALTERNATING, WITHIN = 4, 60.0  # streams that took the place of others, and seconds within which they did
 
 Floats = NDArray[np.floating]
 
 
 def distances(votes: Floats, aggregate: Floats) -> tuple[Floats, Floats]:
-    """Return how far votes [n, k] are from their aggregate [k], and their cosines with it.
+    """Return how far votes [n, k] are from their aggregate [k], and the cosine of each with those of all others.
 
-    The distance of the vote in the middle is 1.
+    The distance of the vote in the middle is 1. For the cosine every vote has the same length, so that no lie drowns
+    the others.
 
-    >>> near, cosine = distances(np.array([[1.0, 0.0], [1.0, 2.0], [-7.0, 1.0]]), np.array([1.0, 1.0]))
-    >>> near.tolist(), cosine.round(2).tolist()
-    ([1.0, 1.0, 8.0], [0.71, 0.95, -0.6])
+    >>> near, cosine = distances(np.array([[1.0, 0.0], [1.0, 1.0], [-8.0, 1.0]]), np.array([1.0, 0.5]))
+    >>> near.round(1).tolist(), cosine.round(2).tolist()
+    ([1.0, 1.0, 18.0], [-0.32, 0.75, -0.87])
     """
     votes, aggregate = votes.astype(np.float64), aggregate.astype(np.float64)
     apart = np.linalg.norm(votes - aggregate, axis=1)
     typical = float(np.median(apart))
-    lengths = np.linalg.norm(votes, axis=1) * np.linalg.norm(aggregate)
-    cosines = np.divide(votes @ aggregate, lengths, out=np.zeros(len(votes)), where=lengths > 0)
+    lengths = np.linalg.norm(votes, axis=1, keepdims=True)
+    units = np.divide(votes, lengths, out=np.zeros_like(votes), where=lengths > 0)
+    others = units.sum(axis=0) - units
+    length = np.linalg.norm(others, axis=1)
+    cosines = np.divide((units * others).sum(axis=1), length, out=np.zeros(len(votes)), where=length > 0)
     return (apart / typical if typical > 0 else 1.0 + apart), cosines
 
 
@@ -164,7 +168,8 @@ class Watch:
         self.recent, self.whole = History(1.0, self.begin, rolls=True), History(0.25, self.begin)
         self.rows: dict[str, int] = {}
         self.distance: dict[str, float] = {}  # binary logarithms, averaged over the last rounds
-        self.cosine: dict[str, float] = {}
+        self.cosine: dict[str, float] = {}  # with the votes of all others, the same
+        self._measured = Counter[str]()
         self._repeats = Repeats(now)
         self._next = self._next_quality = self.begin
 
@@ -229,9 +234,11 @@ class Watch:
     def _average(self, counted: list[Ballot], logs: Floats, cosines: Floats) -> None:
         for ballot, apart, cosine in zip(counted, logs.tolist(), cosines.tolist(), strict=True):
             name = ballot.client
+            self._measured[name] += 1
+            share = 1 / min(self._measured[name], MEMORY)
             before = self.distance.get(name, apart), self.cosine.get(name, cosine)
-            self.distance[name] = before[0] + MEMORY * (apart - before[0])
-            self.cosine[name] = before[1] + MEMORY * (cosine - before[1])
+            self.distance[name] = before[0] + share * (apart - before[0])
+            self.cosine[name] = before[1] + share * (cosine - before[1])
 
 
 def median_quality(evaluations: Iterable[Evaluation | None]) -> float | None:
