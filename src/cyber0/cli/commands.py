@@ -19,6 +19,7 @@ from cyber0.cli.replay import replay
 from cyber0.cli.roster import admit, extend, revoke, roster, rotate
 from cyber0.cli.run import run
 from cyber0.cli.serve import serve
+from cyber0.cli.status import status
 from cyber0.cli.study import study
 from cyber0.cli.theory import theory
 from cyber0.cli.verify import verify
@@ -68,6 +69,7 @@ app.command()(rotate)
 app.command()(extend)
 app.command()(withdraw)
 app.command()(renew)
+app.command()(status)
 app.command()(replay)
 app.command()(verify)
 
