@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from tests.network.watched import watched
 
+from cyber0.cli.join import Where
 from cyber0.config import RunConfig
 from cyber0.errors import Unreachable
 from cyber0.network.handshake import refusal
@@ -120,6 +121,18 @@ def test_a_client_is_told_that_its_vote_was_late():
     member.receive([Rejection(7, "late", "round 7 is decided")], lambda _: None)
     (text,) = said
     assert (text.level, "the vote for round 7 came too late" in text) == ("warning", True)
+
+
+def test_a_client_off_a_terminal_says_where_it_is_while_nothing_happens():
+    console, lines = Console(file=io.StringIO()), []
+    member = Member(Settings.of(RunConfig(clients=1, byzantine=0, rounds=9)), "client-0", StubModel(64))
+    with Where(Log(console), "client-0", every=0.001) as where:
+        where.watch(member)
+        while len(lines) < 4:
+            lines = console.file.getvalue().splitlines()
+    assert all("info    client-0 has 0 of 9 rounds, and waits for the next one" in line for line in lines)
+    said = console.file.getvalue()
+    assert said.count("\n") < 20  # at growing intervals
 
 
 def test_a_certificate_that_expires_soon_is_named_where_it_is(tmp_path):

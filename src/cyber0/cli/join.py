@@ -1,6 +1,7 @@
 """`cyber0 join`: a client of a real federation."""
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from cyber0.protocol.signing import PrivateKey, private_key
 
 __all__ = ["join", "state_directory"]
 
-EVERY = 20.0  # seconds from one line that says where a client is to the next
+EVERY, LONGEST = 20.0, 3600.0  # seconds from one line that says where a client is to the next, and at most
 
 
 def join(
@@ -164,37 +165,56 @@ def _join(address: str, name: str, options: dict[str, Any], log: Log) -> None:
 
 
 class Where:
-    """Where a client is: a bar on a terminal, elsewhere a line now and then."""
+    """Where a client is: a bar on a terminal, elsewhere a line now and then, also while nothing happens.
 
-    def __init__(self, log: Log, name: str) -> None:
-        self.log, self.name = log, name
+    Args:
+        log: Where lines are written.
+        name: The client's name.
+        every: Seconds from one line to the next; while nothing happens, these double.
+
+    """
+
+    def __init__(self, log: Log, name: str, every: float = EVERY) -> None:
+        self.log, self.name, self.every = log, name, every
         shows = log.form == "plain" and log.console.is_terminal
         self._bar = Progress(log.console, name) if shows else None
-        self._begin = self._last = time.monotonic()
-        self._first: int | None = None
+        self._over, self._thread = threading.Event(), threading.Thread(target=self._work, daemon=True)
+        self._member: Any = None
 
     def __enter__(self) -> "Where":
-        if self._bar is not None:
+        if self._bar is None:
+            self._thread.start()
+        else:
             self._bar.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._bar is not None:
+        self._over.set()
+        if self._bar is None:
+            self._thread.join()
+        else:
             self._bar.__exit__(*error)
 
     def watch(self, member: Any) -> None:
-        """Show where a member is, if it is time to."""
-        commits, rounds, now = member.commits, member.roster.last, time.monotonic()
+        """Show where a member is."""
+        self._member = member
         if self._bar is not None:
-            self._bar.update(commits, total=rounds)
-            return
-        if self._first is None:
-            self._first = commits
-        if now - self._last >= EVERY:
-            self._last = now
-            rate = (commits - self._first) / (now - self._begin)
-            left = f", about {duration((rounds - commits) / rate)} left" if rate and commits < rounds else ""
-            text = f"{self.name} has {commits:,} of {rounds:,} rounds, {rate:,.1f} a second{left}"
+            self._bar.update(member.commits, total=member.roster.last)
+
+    def _work(self) -> None:
+        pause, begin, last = self.every, time.monotonic(), (time.monotonic(), 0)
+        while not self._over.wait(pause):
+            if self._member is None:
+                continue  # it says itself that it waits for a federator
+            now, commits, rounds = time.monotonic(), self._member.commits, self._member.roster.last
+            text, rate = f"{self.name} has {commits:,} of {rounds:,} rounds", 0.0
+            if commits > last[1]:
+                rate = (commits - last[1]) / (now - last[0])
+                text += f", {rate:,.1f} a second, about {duration((rounds - commits) / rate)} left"
+                pause, begin, last = self.every, now, (now, commits)
+            else:
+                text += f", and waits for the next one for {duration(now - begin)}"
+                pause = min(2 * pause, LONGEST)
             self.log.say(text, rounds=commits, of=rounds, rounds_per_second=round(rate, 3))
 
 

@@ -26,6 +26,7 @@ REQUEST = 8192  # bytes of a request
 PATIENCE = 5.0  # seconds for a request to come, and for what is sent to be taken
 CONNECTIONS, VIEWERS = 64, 32
 TICK, SHARE = 0.5, 50  # seconds from one state that viewers are sent to the next, and times as long as one took to make
+FRESH = 0.1  # seconds for which metrics and the status are not made again
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -54,19 +55,21 @@ class Http:
         self._server: asyncio.Server | None = None
         self._waiting: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}  # for a whole request, oldest first
         self._viewers: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()  # of all connections
+        self._made: dict[str, tuple[float, bytes]] = {}  # what was made lately, and until when it will do
         self._publisher: asyncio.Task[None] | None = None
         self._event, self._changed = b"", asyncio.Event()
         self._routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
             "/": lambda: (200, "text/html; charset=utf-8", self._page),
-            "/metrics": lambda: (200, PROMETHEUS, metrics(federator).encode()),
-            "/status": lambda: (200, JSON, _json(status(federator))),
+            "/metrics": lambda: (200, PROMETHEUS, self._lately("/metrics", lambda: metrics(federator).encode())),
+            "/status": lambda: (200, JSON, self._lately("/status", lambda: _json(status(federator)))),
             "/health": self._health,
         }
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port."""
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST)
+            self._server = await asyncio.start_server(self._begin, host, port, limit=REQUEST)
         except OSError as error:
             raise InvalidConfig(f"metrics = '{host}:{port}' cannot be used: {error.strerror or error}") from None
         return self._server.sockets[0].getsockname()[1]
@@ -78,10 +81,15 @@ class Http:
         if self._viewers:
             self._publish()
             await asyncio.wait(self._viewers, timeout=0.1)
-        tasks = [*self._waiting, *self._viewers, *([self._publisher] if self._publisher else [])]
+        tasks = [*self._tasks, *([self._publisher] if self._publisher else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -151,6 +159,17 @@ class Http:
         self._event = b"data: " + _json(snapshot(self.federator)) + b"\n\n"
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def _lately(self, path: str, make: Callable[[], bytes]) -> bytes:
+        """Return what was made lately, or make it again: who asks all the time does not slow the rounds."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        until, body = self._made.get(path, (0.0, b""))
+        if begin >= until:
+            body = make()
+            end = loop.time()
+            self._made[path] = end + max(FRESH, SHARE * (end - begin)), body
+        return body
 
     def _health(self) -> tuple[int, str, bytes]:
         found = health(self.federator)
