@@ -40,6 +40,7 @@ from cyber0.protocol.export import exported_run
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.messages import Ask, Audit, Evaluation, Hello, Invitation, Rejection, Request, Vote
+from cyber0.protocol.pages import BallotPages
 from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import encoded, is_by, sign
@@ -187,7 +188,8 @@ class World:
     def at_federator(self, name, data, moment):
         """Let the federator have bytes of a client, as it was at a moment; see that nothing comes of lies."""
         federator, (state, ledger, streams, signature) = self.federator, moment
-        federator.state, federator._signature, federator._audited = state, signature, (-1, b"")
+        federator.state, federator._signature = state, signature
+        federator._pages = BallotPages(federator.ledger)
         vars(self.ledger).update({k: v.copy() if hasattr(v, "copy") else v for k, v in ledger.items()})
         for one, connection in self.connections.items():
             connection.stream, connection.messages = streams[one], 0

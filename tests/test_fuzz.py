@@ -11,8 +11,8 @@ from google.protobuf.message import EncodeError
 from tests.fuzz import Violation, World, fuzz
 
 from cyber0.errors import InvalidEvidence, Refused
+from cyber0.network import server
 from cyber0.network.member import Member
-from cyber0.network.server import Federator
 from cyber0.protocol import catching_up, codec, evidence, machine
 from cyber0.protocol.codec import decode_from_federator, encode
 from cyber0.protocol.messages import Bye
@@ -45,7 +45,7 @@ def no_error_of_ours(monkeypatch):
 
 
 def votes_need_no_signature(monkeypatch):
-    monkeypatch.setattr(Federator, "_is_signed", lambda *_: True)
+    monkeypatch.setattr(server, "is_cast", lambda *_: True)
 
 
 def unsigned_votes_count(monkeypatch):

@@ -17,8 +17,8 @@ from cryptography import x509
 
 from cyber0.errors import Cyber0Error, InvalidRoster, Refused, Unreachable
 from cyber0.network.keys import check_name
-from cyber0.network.server import Federator, when
-from cyber0.protocol.roster import Change
+from cyber0.network.server import Federator
+from cyber0.protocol.roster import Change, when
 from cyber0.protocol.trust import vouched
 
 __all__ = ["Control", "ask", "control_path"]

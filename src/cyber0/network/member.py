@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Protocol
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.consent import Limits
 from cyber0.network.log import Said
+from cyber0.network.model import Model
 from cyber0.network.store import Marks, Store, StoredVote
+from cyber0.network.stored_position import position_facts, position_from
 from cyber0.protocol.catching_up import Forked, Position, Step, follow
-from cyber0.protocol.chain import Anchor, Head, done_statement, vote_statement
+from cyber0.protocol.chain import Head, done_statement, vote_statement
 from cyber0.protocol.evidence import fork
 from cyber0.protocol.identity import Identity, meaning_from
 from cyber0.protocol.messages import (
@@ -40,64 +41,11 @@ from cyber0.protocol.messages import (
 from cyber0.protocol.roster import Roster
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, encoded, sign
-from cyber0.replay.weights import Weights
 
 __all__ = ["Member", "Model", "check_version"]
 
 Send = Callable[[FromClient], None]
 MAX_REPLAYS = 3  # of one process: a client whose weights are wrong again and again has another problem
-
-
-class Model(Protocol):
-    """What a member needs of its model and data: `cyber0.network.local_model.LocalModel` is one."""
-
-    @property
-    def manifest(self) -> bytes:
-        """The digest of its layout."""
-        ...
-
-    @property
-    def base(self) -> bytes:
-        """The digest of its initial weights."""
-        ...
-
-    @property
-    def layout(self) -> bytes:
-        """Its layout, as the JSON that has that digest."""
-        ...
-
-    @property
-    def meaning(self) -> bytes:
-        """What the labels of its task mean: JSON with a digest for each part."""
-        ...
-
-    def vote(self, round: int) -> bytes:  # noqa: A002
-        """Return the bytes of its vote in a round."""
-        ...
-
-    def advance(self, first: int, scalars: bytes) -> None:
-        """Apply the commits of consecutive rounds, from round `first` on."""
-        ...
-
-    def reset(self) -> None:
-        """Go back to the initial weights."""
-        ...
-
-    def fingerprint(self) -> int:
-        """Return the fingerprint of the weights."""
-        ...
-
-    def evaluate(self) -> tuple[float | None, float, int]:
-        """Return accuracy (None in a task without classes), mean loss, and on how many samples."""
-        ...
-
-    def weights(self) -> Weights | None:
-        """Return a copy of the weights, to be stored; None if there are none to store."""
-        ...
-
-    def load(self, weights: Weights) -> int:
-        """Set the weights to stored ones, and return their fingerprint."""
-        ...
 
 
 @dataclass(eq=False)
@@ -527,31 +475,3 @@ def check_version(version: int) -> None:
 def _is_code(settings: Settings, identity: Identity) -> bool:
     """Return whether only code that is not this version's could tell how many votes a rule needs."""
     return ":" in settings.agreement.rule or identity.semantics != settings.semantics
-
-
-def position_facts(position: Position) -> dict[str, str]:
-    """Return a position as text, to be stored with the weights."""
-    head = position.head
-    return {
-        "run": position.identity.digest.hex(),
-        "commits": str(head.rounds),
-        "commit": head.commit.hex(),
-        "link": (head.link or b"").hex(),
-        "signature": position.signature.hex(),
-        "anchor": "" if position.anchor is None else position.anchor.to_bytes().hex(),
-        "roster": position.roster.to_bytes().decode(),
-    }
-
-
-def position_from(identity: Identity, facts: dict[str, str]) -> Position | None:
-    """Return the position that was stored; None if it is of another run, or damaged."""
-    try:
-        if facts["run"] != identity.digest.hex():
-            return None
-        head = Head(int(facts["commits"]), bytes.fromhex(facts["commit"]), bytes.fromhex(facts["link"]))
-        roster, anchor = Roster.from_bytes(facts["roster"].encode()), bytes.fromhex(facts["anchor"])
-        return Position(
-            identity, head, roster, bytes.fromhex(facts["signature"]), Anchor.from_bytes(anchor) if anchor else None
-        )
-    except (KeyError, ValueError):
-        return None

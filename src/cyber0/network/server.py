@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -31,9 +30,8 @@ from cyber0.network.log import Level, Said
 from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
 from cyber0.network.tally import Tally
 from cyber0.network.watch import Watch
-from cyber0.protocol import pages
 from cyber0.protocol.catching_up import catch_up
-from cyber0.protocol.chain import Seal, done_statement, link_statement, vote_statement
+from cyber0.protocol.chain import Seal, link_statement
 from cyber0.protocol.codec import decode_from_client, encode, size_limit
 from cyber0.protocol.events import (
     Alarm,
@@ -71,9 +69,11 @@ from cyber0.protocol.messages import (
     Request,
     Vote,
 )
+from cyber0.protocol.pages import BallotPages
 from cyber0.protocol.records import from_wire
-from cyber0.protocol.roster import Change, changes_from
+from cyber0.protocol.roster import Change, changes_from, when
 from cyber0.protocol.settings import Settings
+from cyber0.protocol.signed import is_cast, is_done
 from cyber0.protocol.signing import PrivateKey, PublicKey, encoded, is_by, key_beside, new_key, sign
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.state import restored
@@ -156,7 +156,7 @@ class Federator:
         self._invitation: tuple[tuple[str, ...] | None, bytes] = None, b""
         self._proposals: list[asyncio.Future[int | None]] = []  # to be written with the open round
         self._audits = RateLimit(AUDIT_BURST, AUDIT_SECONDS)
-        self._audited: tuple[int, bytes] = -1, b""
+        self._pages = BallotPages(ledger)
         self._signature = b""
         self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
         self._connections: dict[int, Connection] = {}
@@ -363,29 +363,15 @@ class Federator:
             case Audit():
                 self._audit(connection, stream.client, message)
             case Vote():
-                self._step(Received(stream, message, self._is_signed(stream.client, message)))
+                self._step(Received(stream, message, is_cast(self.state, stream.client, message)))
             case Evaluation():
                 self._step(Received(stream, message))
             case _:
                 pass
 
-    def _is_signed(self, client: str, vote: Vote) -> bool:
-        """Return whether a vote is signed by its client on the link of its round, which is open or the one before."""
-        state = self.state
-        if state.identity is None or vote.round not in (state.round, state.round - 1):
-            return False
-        link = (state.head.link or b"") if vote.round == state.round else state.previous
-        digest = hashlib.sha256(vote.scalars).digest()
-        statement = vote_statement(state.identity.digest, vote.round, link, digest)
-        return is_by(state.who.key(client), vote.signature, statement)
-
     def _done(self, client: str, done: Done) -> None:
         """Keep what a client signs at the end; a quorum of clients makes the last commit final."""
-        state = self.state
-        if state.identity is None or not state.is_finished or done.round != state.round:
-            return
-        statement = done_statement(state.identity.digest, done.round, state.head.link or b"", done.fingerprint)
-        if is_by(state.who.in_force().key(client), done.signature, statement):
+        if is_done(self.state, client, done):
             self.tally.clients[client].fingerprint = done.fingerprint
             self.ledger.report(Report(client, done.round, done.fingerprint, done.signature))
 
@@ -401,13 +387,8 @@ class Federator:
             self._send_page(connection, audit)
 
     def _send_page(self, connection: Connection, audit: Audit) -> None:
-        known = self.ledger.imported <= audit.round < self.state.round
-        if known and self._audited[0] != audit.round:  # many clients ask for the same one
-            (decision,) = self.ledger.decisions(audit.round, audit.round + 1)
-            self._audited = audit.round, pages.to_bytes(decision)
-        data = self._audited[1] if known else b""
         if not connection.outbox.is_ended:
-            connection.outbox.put(encode(pages.page_of(audit.round, data, audit.page)))
+            connection.outbox.put(encode(self._pages.page(audit.round, audit.page)))
             self.watch.pages += 1
 
     def _request(self, connection: Connection, request: Request) -> None:
@@ -625,22 +606,6 @@ class Federator:
             await asyncio.wait_for(self._deserted.wait(), self.settings.deadline)
         await asyncio.sleep(self.linger)
         self.stop(f"all {self.state.who.last} rounds are decided")
-
-
-def when(changes: Iterable[Change], number: int, last: int) -> str:
-    """Return which round changes are written with, and from which on they are in force, in a run of `last` rounds.
-
-    >>> when([Change("revoke", "bob")], number=7, last=100)
-    'bob is revoked: written with round 7, in force from round 9 on'
-    >>> when([Change("revoke", "bob")], number=99, last=100)
-    'bob is revoked: written with round 99, and the run ends before it is in force'
-    """
-    texts = "; ".join(change.text for change in changes)
-    if any(change.kind == "extend" for change in changes):
-        return f"{texts}: written with round {number}, in force at once"
-    if number + 2 >= last:
-        return f"{texts}: written with round {number}, and the run ends before it is in force"
-    return f"{texts}: written with round {number}, in force from round {number + 2} on"
 
 
 def _key_of(ledger: Ledger) -> PrivateKey:

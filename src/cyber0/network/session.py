@@ -22,7 +22,8 @@ from cyber0.network.consent import Limits, terms
 from cyber0.network.handshake import speaks_tls
 from cyber0.network.liars import Liar
 from cyber0.network.log import Level, Said, counting
-from cyber0.network.member import Member, Model, check_version
+from cyber0.network.member import Member, check_version
+from cyber0.network.model import Model
 from cyber0.network.store import Marks, Store
 from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
 from cyber0.printable import printable

@@ -4,11 +4,12 @@ from google.protobuf.message import DecodeError
 
 from cyber0.errors import InvalidIdentity, RejectedMessage
 from cyber0.protocol import wire_pb2 as wire
+from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.messages import Page
 from cyber0.protocol.records import Ballot, Decision
 from cyber0.protocol.roster import changes_from, changes_to_bytes
 
-__all__ = ["from_pages", "page_of", "to_bytes"]
+__all__ = ["BallotPages", "from_pages", "page_of", "to_bytes"]
 
 SIZE = 2**16  # bytes of a page
 
@@ -66,3 +67,20 @@ def from_pages(round: int, data: bytes) -> Decision:  # noqa: A002
     except InvalidIdentity as error:
         raise RejectedMessage(f"the pages of round {round} cannot be read: {error}") from None
     return Decision(round, found.scalars, tuple(ballots), changes)
+
+
+class BallotPages:
+    """The ballots of a ledger's rounds, in pages; those of the last round that was asked for are kept at hand."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._last: tuple[int, bytes] = -1, b""
+
+    def page(self, round: int, page: int) -> Page:  # noqa: A002
+        """Return a page of a round; an empty one if its ballots are not here."""
+        if not self.ledger.founded or not self.ledger.imported <= round < self.ledger.head.rounds:
+            return page_of(round, b"", page)
+        if self._last[0] != round:  # many clients ask for the same one
+            (decision,) = self.ledger.decisions(round, round + 1)
+            self._last = round, to_bytes(decision)
+        return page_of(round, self._last[1], page)

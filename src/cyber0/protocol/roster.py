@@ -16,7 +16,7 @@ from cyber0.config import Agreement
 from cyber0.errors import InvalidIdentity, InvalidRoster
 from cyber0.protocol.signing import decoded
 
-__all__ = ["Change", "Roster", "changes_from", "changes_to_bytes"]
+__all__ = ["Change", "Roster", "changes_from", "changes_to_bytes", "when"]
 
 Kind = Literal["admit", "revoke", "rotate", "extend", "byzantine", "quorum"]
 DOMAIN = b"cyber0 roster 2\0"
@@ -339,3 +339,19 @@ def _change(fields: Any) -> Change:
     except (ValueError, TypeError):
         pass
     raise InvalidIdentity(f"a change of the roster cannot be read: {fields!r}")
+
+
+def when(changes: Iterable[Change], number: int, last: int) -> str:
+    """Return which round changes are written with, and from which on they are in force, in a run of `last` rounds.
+
+    >>> when([Change("revoke", "bob")], number=7, last=100)
+    'bob is revoked: written with round 7, in force from round 9 on'
+    >>> when([Change("revoke", "bob")], number=99, last=100)
+    'bob is revoked: written with round 99, and the run ends before it is in force'
+    """
+    texts = "; ".join(change.text for change in changes)
+    if any(change.kind == "extend" for change in changes):
+        return f"{texts}: written with round {number}, in force at once"
+    if number + 2 >= last:
+        return f"{texts}: written with round {number}, and the run ends before it is in force"
+    return f"{texts}: written with round {number}, in force from round {number + 2} on"
