@@ -205,8 +205,8 @@ class Watch:
         now = self.now()
         if now < self._next_quality:  # many clients evaluate at once
             return
-        self._next_quality = now + APART
-        value = median_quality(evaluations)
+        value, after = median_quality(evaluations), self.now()
+        self._next_quality = after + max(APART, SHARE * (after - now))
         if value is not None:
             self.recent.add_quality(now, value)
             self.whole.add_quality(now, value)
