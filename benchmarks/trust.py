@@ -23,7 +23,7 @@ from cyber0.network import keys
 Row = dict[str, Any]
 COMMAND = "python -m benchmarks.trust ../version-1"
 AUDITS = ("version 1", "0", "0.05", "1")
-CASES = ((12, 1, 1000), (40, 64, 150))
+CASES = ((12, 1, 600), (40, 64, 80))
 TURNS = 5
 
 
