@@ -74,12 +74,12 @@ class State:
 
     def with_awaited(self, client: str) -> "State":
         """Return the state in which a client keeps up; the open round waits for its vote, unless it has that."""
-        awaited, waiting = self.awaited, self.waiting
-        if client not in awaited:
-            awaited |= {client}
-            heard = client in self.votes.counted or client in self.votes.excluded
-            if not heard and self.settings.is_invited(client, self.round, self.who):
-                waiting = waiting.set(client, None)
+        if client in self.awaited:
+            return self
+        awaited, waiting = self.awaited | {client}, self.waiting
+        heard = client in self.votes.counted or client in self.votes.excluded
+        if not heard and self.settings.is_invited(client, self.round, self.who):
+            waiting = waiting.set(client, None)
         return replace(self, awaited=awaited, waiting=waiting)
 
     def without_awaited(self, clients: Iterable[str]) -> "State":
