@@ -45,7 +45,7 @@ def no_error_of_ours(monkeypatch):
 
 
 def votes_need_no_signature(monkeypatch):
-    monkeypatch.setattr(server, "is_cast", lambda *_: True)
+    monkeypatch.setattr(server, "vote_is_signed", lambda *_: True)
 
 
 def unsigned_votes_count(monkeypatch):

@@ -141,7 +141,15 @@ class Agreement(Options):
     @property
     def invited(self) -> int:
         """How many clients are invited to each round."""
-        return max(1, round(self.participation * self.clients))
+        return self.invited_of(self.clients)
+
+    def invited_of(self, clients: int) -> int:
+        """Return how many of so many clients are invited to a round.
+
+        >>> Agreement(clients=7, byzantine=1, participation=0.5).invited_of(9)
+        4
+        """
+        return max(1, round(self.participation * clients))
 
     @property
     def plan(self) -> Plan:

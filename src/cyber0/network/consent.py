@@ -11,7 +11,7 @@ from cyber0.network.audits import detection
 from cyber0.protocol.codec import encode
 from cyber0.protocol.messages import Committed, Vote
 from cyber0.protocol.roster import Roster
-from cyber0.protocol.settings import Settings, invited_of
+from cyber0.protocol.settings import Settings
 
 __all__ = ["Limits", "terms"]
 
@@ -189,7 +189,7 @@ def _cost(settings: Settings) -> str:
 def _decision(settings: Settings, own_code: bool) -> str:
     agreement, quorum = settings.agreement, _quorum(settings, own_code)
     votes = "as many votes decide a round as the federator says" if quorum is None else f"{quorum} votes decide a round"
-    invited = invited_of(agreement, len(settings.roster))
+    invited = agreement.invited_of(len(settings.roster))
     drawn = "" if invited == len(settings.roster) else f", {invited} are invited to each round"
     return f"{agreement.rule}, of {len(settings.roster):,} clients {agreement.byzantine:,} may lie{drawn}, {votes}"
 

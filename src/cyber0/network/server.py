@@ -73,7 +73,7 @@ from cyber0.protocol.pages import BallotPages
 from cyber0.protocol.records import from_wire
 from cyber0.protocol.roster import Change, changes_from, when
 from cyber0.protocol.settings import Settings
-from cyber0.protocol.signed import is_cast, is_done
+from cyber0.protocol.signed import done_is_signed, vote_is_signed
 from cyber0.protocol.signing import PrivateKey, PublicKey, encoded, is_by, key_beside, new_key, sign
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.state import restored
@@ -363,7 +363,7 @@ class Federator:
             case Audit():
                 self._audit(connection, stream.client, message)
             case Vote():
-                self._step(Received(stream, message, is_cast(self.state, stream.client, message)))
+                self._step(Received(stream, message, vote_is_signed(self.state, stream.client, message)))
             case Evaluation():
                 self._step(Received(stream, message))
             case _:
@@ -371,7 +371,7 @@ class Federator:
 
     def _done(self, client: str, done: Done) -> None:
         """Keep what a client signs at the end; a quorum of clients makes the last commit final."""
-        if is_done(self.state, client, done):
+        if done_is_signed(self.state, client, done):
             self.tally.clients[client].fingerprint = done.fingerprint
             self.ledger.report(Report(client, done.round, done.fingerprint, done.signature))
 

@@ -43,9 +43,9 @@ class Context:
     previous: bytes = b""
 
     @property
-    def voters(self) -> int:
+    def invited(self) -> int:
         """How many clients are invited to a round."""
-        return max(1, round(self.identity.agreement.participation * len(self.roster.names)))
+        return self.identity.agreement.invited_of(len(self.roster.names))
 
 
 def rule_of(identity: Identity, own_rule: bool = False) -> aggregation.Composition | None:
@@ -63,7 +63,7 @@ def is_final(context: Context, votes: int) -> bool:
     whose key it is.
     """
     unknown = sum(not key for key in context.identity.roster.keys)
-    return 2 * votes > context.voters + context.roster.byzantine + unknown
+    return 2 * votes > context.invited + context.roster.byzantine + unknown
 
 
 def check_ballots(context: Context, decision: Decision) -> list[Ballot]:
@@ -132,7 +132,7 @@ def check_aggregate(
 
 
 def _check_invited(context: Context, round: int, counted: list[Ballot]) -> None:  # noqa: A002
-    names, invited = context.roster.names, context.voters
+    names, invited = context.roster.names, context.invited
     if invited == len(names):
         return
     chosen = participants(context.identity.agreement.seed, round, len(names), invited, 0.0)

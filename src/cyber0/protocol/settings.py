@@ -154,7 +154,7 @@ class Settings:
         >>> settings.quorum_of(10, 2), settings.quorum_of(10, 4)
         (7, 9)
         """
-        invited = invited_of(self.agreement, clients)
+        invited = self.agreement.invited_of(clients)
         least, final = quorum(self.rule, byzantine, invited), (invited + byzantine) // 2 + 1
         asked = self.agreement.quorum
         if asked is not None and least <= asked <= invited:
@@ -170,7 +170,7 @@ class Settings:
         >>> settings.finality(settings.first)
         'a commit is final once 7 of 10 invited clients have voted after it: the quorum is 7'
         """
-        invited = invited_of(self.agreement, len(roster.names))
+        invited = self.agreement.invited_of(len(roster.names))
         needed = (invited + roster.byzantine) // 2 + 1
         once = f"a commit is final once {needed} of {invited} invited clients have voted after it"
         if roster.quorum < needed:
@@ -188,7 +188,7 @@ class Settings:
         >>> Settings.of(RunConfig(clients=10, byzantine=2)).founders
         7
         """
-        absent = invited_of(self.agreement, len(self.roster)) - self.quorum  # of whom a round can do without
+        absent = self.agreement.invited_of(len(self.roster)) - self.quorum  # of whom a round can do without
         return max(len(self.roster) // 2 + 1, len(self.roster) - absent)
 
     @property
@@ -203,7 +203,7 @@ class Settings:
     def voters(self, round: int, roster: Roster) -> tuple[str, ...]:  # noqa: A002
         """Return who is invited to a round, drawn by the seed: federator and clients come to the same names."""
         clients = len(roster.names)
-        invited = invited_of(self.agreement, clients)
+        invited = self.agreement.invited_of(clients)
         if invited == clients:
             return roster.names
         last = self._drawn.get("last")
@@ -272,15 +272,6 @@ class Settings:
             return cls(agreement, roster, **values, **key, admitted=admitted)
         except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Refused(f"the federator's invitation cannot be used: {error}") from None
-
-
-def invited_of(agreement: Agreement, clients: int) -> int:
-    """Return how many of so many clients are invited to a round.
-
-    >>> invited_of(Agreement(clients=7, byzantine=1, participation=0.5), 7)
-    4
-    """
-    return max(1, round(agreement.participation * clients))
 
 
 def _difference(found: Settings, asked: Settings, field: str) -> str:

@@ -7,10 +7,10 @@ from cyber0.protocol.messages import Done, Vote
 from cyber0.protocol.signing import is_by
 from cyber0.protocol.state import State
 
-__all__ = ["is_cast", "is_done"]
+__all__ = ["done_is_signed", "vote_is_signed"]
 
 
-def is_cast(state: State, client: str, vote: Vote) -> bool:
+def vote_is_signed(state: State, client: str, vote: Vote) -> bool:
     """Return whether a vote is signed by its client on the link of its round, which is open or the one before."""
     if state.identity is None or vote.round not in (state.round, state.round - 1):
         return False
@@ -19,7 +19,7 @@ def is_cast(state: State, client: str, vote: Vote) -> bool:
     return is_by(state.who.key(client), vote.signature, statement)
 
 
-def is_done(state: State, client: str, done: Done) -> bool:
+def done_is_signed(state: State, client: str, done: Done) -> bool:
     """Return whether a Done is of the end of the run, and signed by its client."""
     if state.identity is None or not state.is_finished or done.round != state.round:
         return False
