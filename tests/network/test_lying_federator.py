@@ -2,10 +2,14 @@
 
 import hashlib
 import random
+import subprocess
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from tests import processes
+from tests.network.parties import free_port
 from tests.network.two_faces import FEDERATOR, TwoFaces
 
 from cyber0.errors import InvalidEvidence
@@ -513,3 +517,32 @@ def test_a_client_that_starts_again_with_an_old_snapshot_knows_what_it_signed(tm
     judged(stops(world, "it shows two histories of one run"))
     assert ALICE not in other.votes
     again.store.close()
+
+
+def test_a_client_that_is_started_again_does_not_vote_for_a_federator_that_it_caught(world, tmp_path):
+    right = world.decide(world.node, world.settings.roster).decision
+    world.show(ALICE, world.write(world.node, changed_bit(world, right)))
+    proof = stops(world, "its scalars are not").evidence
+    made = FEDERATOR.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "key.pem").write_bytes(made)
+    address = f"127.0.0.1:{free_port()}"
+    words = ["--ledger", tmp_path / "run.ledger", "--listen", address, "--key", tmp_path / "key.pem"]
+    federator = processes.Popen(processes.command("serve", *words, "--clients", 3, "--byzantine", 1))
+    try:
+        options = ["--name", ALICE, "--state", tmp_path, "--source", "embedded", "--deal", "iid"]
+        join = processes.command("join", address, *options, "--give-up", "60")
+        client = processes.Popen(join, stdout=subprocess.PIPE)
+        assert any("training on" in line for line in client.stdout)
+        while not (folders := [*tmp_path.glob(f"*-{ALICE}")]):
+            assert client.poll() is None
+        client.kill()
+        client.wait()
+        client.stdout.close()
+        (folders[0] / "evidence-1.json").write_bytes(proof)
+        again = processes.run(join, capture_output=True)
+        assert again.returncode == 3
+        assert "the federator has lied, as " in again.stderr
+        assert "it signed round 4: its scalars are not what" in again.stderr
+    finally:
+        federator.kill()
+        federator.wait()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cyber0.errors import Cyber0Error
+from cyber0.errors import Cyber0Error, Refused
 from cyber0.printable import printable
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 VARIABLE = "CYBER0_TRACEBACK"
+REFUSED = 3  # the exit status
 HINT = "(--traceback shows where)"
 OURS = Path(__file__).parents[1]
 PRINTERS = ("rich", "click", "typer")  # packages
@@ -73,7 +74,11 @@ def keeping(say: Callable[[], str]) -> Generator[None]:
 
 
 def report(error: BaseException) -> int:
-    """Print an error and return the exit status: as a shell has it for a signal (Ctrl-C is 130), otherwise 1."""
+    """Print an error and return the exit status.
+
+    That is as a shell has it for a signal (Ctrl-C is 130), 3 where one party refuses another, so that whatever restarts
+    services can leave that to a person, otherwise 1.
+    """
     import typer
 
     if traceback_wanted():
@@ -83,7 +88,7 @@ def report(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, KeyboardInterrupt):
         return 128 + (error.number if isinstance(error, Stopped) else signal.SIGINT)
-    return 1
+    return REFUSED if isinstance(error, Refused) else 1
 
 
 def sentence(error: BaseException) -> str:

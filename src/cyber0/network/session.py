@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from cryptography import x509
 
-from cyber0.errors import Refused, RejectedMessage, Unreachable
+from cyber0.errors import InvalidEvidence, Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.consent import Limits, terms
@@ -29,7 +29,7 @@ from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
 from cyber0.printable import printable
 from cyber0.protocol.arrival import TAKEN
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
-from cyber0.protocol.evidence import with_certificates
+from cyber0.protocol.evidence import judge, with_certificates
 from cyber0.protocol.messages import Ask, Bye, FromClient, FromFederator, Invitation
 from cyber0.protocol.roster import canonical
 from cyber0.protocol.settings import Settings
@@ -149,6 +149,7 @@ def run_client(
             say(text)
         say(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
         folder = None if state is None else state / f"{state_digest(settings, trained).hex()[:16]}-{name}"
+        _refuse_liar(folder, settings.federator, own_code)
         store = Store(folder)
 
         def keep(proof: bytes) -> str:
@@ -182,6 +183,15 @@ def _check_name(name: str, settings: Settings) -> None:
         raise Refused(f"{name!r} is not on the roster: {printable(', '.join(members[:20]))}")
     if Path(name).name != name:  # it becomes the name of a folder, and may come from the federator
         raise Refused(f"name = {name!r} cannot name a folder")
+
+
+def _refuse_liar(folder: Path | None, federator: bytes, own_rule: bool) -> None:
+    """Refuse a federator of which evidence was stored: whatever restarts a client does not make it vote for a liar."""
+    for path in sorted(folder.glob("evidence-*.json")) if folder else []:
+        with suppress(InvalidEvidence):
+            found = judge(path.read_bytes(), own_rule)
+            if found.party == "the federator" and found.key == federator:
+                raise Refused(f"the federator has lied, as {path} proves: {found.text}; to go on, move that file away")
 
 
 def state_digest(settings: Settings, model: Model) -> bytes:
