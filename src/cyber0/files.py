@@ -81,7 +81,7 @@ def make_folder(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, what, str(path)) from None
 
 
-def lock_file(path: Path, taken: Callable[[], Exception]) -> Any:
+def lock_file(path: Path, taken: Callable[[], Exception], mode: str = "w") -> Any:
     """Open a file and lock it for this process; the lock ends when the file is closed or the process ends.
 
     If another process holds the lock, the error that `taken()` returns is raised.
@@ -94,7 +94,7 @@ def lock_file(path: Path, taken: Callable[[], Exception]) -> Any:
     cyber0.errors.InvalidConfig: it is in use
     >>> lock.close()
     """
-    file = path.open("w")
+    file = path.open(mode)
     try:
         import fcntl
 

@@ -1,4 +1,4 @@
-"""`cyber0 ledger`: look at a run's ledger, share the run as one small file, make a ledger of such a file."""
+"""`cyber0 ledger`: look at a run's ledger, copy it, share the run as one small file, make a ledger of such a file."""
 
 from collections import Counter
 from collections.abc import Generator
@@ -23,7 +23,7 @@ from cyber0.replay import open_ledger
 
 __all__ = ["digest_of", "ledger", "line"]
 
-ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, export it, import it.")
+ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, back it up, export it, import it.")
 
 
 def _a_file(run: Path) -> Path:
@@ -123,6 +123,26 @@ def _table(run: File) -> Table:
     for client, counts in run.counts().items():
         table.add_row(escape(printable(client)), *(f"{counts.get(verdict, 0):,}" for verdict in verdicts))
     return table
+
+
+@ledger.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="A ledger; a federator may be writing it.", show_default=False)],
+    copy: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
+) -> None:
+    """Copy a ledger with all its votes, as it is at this instant, also while a federator writes it.
+
+    To restore it, put the copy in the ledger's place and start the federator again: its clients give it the rounds that
+    were decided since. Keep the key that signs the ledger as well: it is in a file of its own.
+    """
+    console = Console()
+    with File(file, read_only=True) as run:
+        run.backup(copy)
+    with File(copy, read_only=True) as copied:
+        line(console, "written to", f"{copy}: {copied.head.rounds if copied.founded else 0:,} rounds, with their votes")
+    key = file.with_name(file.name + "-key.pem")
+    if key.exists():
+        line(console, "not copied", f"{key}, which signs it: keep a copy of that in a safe place, too")
 
 
 @ledger.command()

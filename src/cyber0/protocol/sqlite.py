@@ -15,7 +15,7 @@ from cyber0.protocol.identity import Identity, layout_bytes
 from cyber0.protocol.ledger import ExportedRun, Report, Written, check_seal, imported_rounds, prepared
 from cyber0.protocol.records import Ballot, Decision, Verdict
 from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
-from cyber0.protocol.storage import connect, leave_wal, lock, sync_folder, trust
+from cyber0.protocol.storage import Lock, connect, copy, leave_wal, sync_folder, trust
 
 __all__ = ["File"]
 
@@ -103,16 +103,18 @@ class File:
 
     def __init__(self, path: Path | str, *, read_only: bool = False, synchronous: str = "FULL") -> None:
         self.path = Path(path)
-        self._lock: Any = None
+        self._lock: Lock | None = None
         self._identity: Identity | None = None
         self._head: Head | None = None
         self._roster: Roster | None = None
         self._schema = SCHEMA
-        self._connection: Any = connect(self.path, read_only=read_only)
+        self._connection: Any = None
         try:
+            if not read_only:
+                self._lock = Lock(self.path)
+            self._connection = connect(self.path, read_only=read_only)
             self._check_schema()
             if not read_only:
-                self._lock = lock(self.path)
                 for setting in ("journal_mode = WAL", f"synchronous = {synchronous}"):
                     self._connection.execute(f"PRAGMA {setting}")
         except sqlite3.Error as error:
@@ -223,6 +225,7 @@ class File:
                 self._insert_report(report)
             for certificate in run.certificates:
                 self._connection.execute("INSERT OR IGNORE INTO certificates VALUES (?)", (certificate,))
+        self._all("PRAGMA wal_checkpoint(PASSIVE)")  # so that a copy without the log is seen to be one
         sync_folder(self.path)
 
     def append(self, decision: Decision, signature: bytes = b"") -> Head:
@@ -379,13 +382,18 @@ class File:
             counts.setdefault(client, {})[verdict] = number
         return counts
 
+    def backup(self, path: Path) -> None:
+        """Copy it to a new file, as it is now, also while a federator writes it."""
+        copy(self._connection, path)
+
     def close(self) -> None:
-        """Close the file; only that of the lock stays beside it."""
-        if self._lock is not None:
-            leave_wal(self._connection)
+        """Close the file; only that of the lock on its name stays beside it."""
+        if self._connection is not None:
+            if self._lock is not None:
+                leave_wal(self._connection)
             self._connection.close()
+        if self._lock is not None:
             self._lock.close()
-        self._connection.close()
         self._lock = None
 
     def __enter__(self) -> Self:

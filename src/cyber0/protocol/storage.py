@@ -1,7 +1,9 @@
-"""How a ledger's file is opened, locked and left behind."""
+"""How a ledger's file is opened, locked, copied and left behind."""
 
 import os
 import sqlite3
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,11 +11,15 @@ from urllib.parse import quote
 from cyber0 import files
 from cyber0.errors import InvalidLedger
 
-__all__ = ["connect", "leave_wal", "lock", "sync_folder", "trust"]
+__all__ = ["Lock", "connect", "copy", "leave_wal", "sync_folder", "trust"]
 
 LARGEST = 2**28  # bytes of a text or blob
 STEPS, PER_BYTE = 10**7, 20  # that SQLite may take to open a file, and for each byte of it
 EVERY = 10**5  # steps
+WAL_MODE = 2  # at byte 18 of a database whose newest content is in a file beside it
+PAGES = 256  # of a database that are copied at a time
+
+_locked: dict[tuple[int, int], "Lock"] = {}  # by this process: device and number of the file
 
 
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
@@ -24,6 +30,7 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     cyber0.errors.InvalidLedger: there is no ledger no/such/run.ledger
     """
     _check_place(path, read_only=read_only)
+    _check_whole(path)
     modes = ["mode=ro", "mode=ro&immutable=1"] if read_only else ["mode=rwc"]
     if _beside(path, "-wal").exists():
         modes = modes[:1]  # an immutable database would be read without what is in there
@@ -87,18 +94,110 @@ def _sentence(path: Path, problem: str) -> str:
     return f"{path} cannot be opened: {problem}"
 
 
-def lock(path: Path) -> Any:
-    """Return a file beside the ledger, locked for this process until the process ends, however it ends.
+def _check_whole(path: Path) -> None:
+    """Refuse a file without its write-ahead log: a copy of a ledger in use, or another name of one."""
+    for _ in range(10):  # a federator that starts or ends makes or removes its log in this instant
+        if not _lacks_log(path):
+            return
+        time.sleep(0.05)
+    raise InvalidLedger(
+        f"{path} is not whole: a federator had it open when it was copied or got this name, and its newest rounds are "
+        f"in a write-ahead log that is not here as {_beside(path, '-wal').name}. Copy a ledger in use by cyber0 ledger "
+        "backup; of one that is not, copy both files; and use one name"
+    )
 
-    The ledger itself cannot be locked so: closing it would drop the locks that SQLite holds on it.
-    """
+
+def _lacks_log(path: Path) -> bool:
+    if not path.is_file():
+        return False
     try:
-        return files.lock_file(
-            _beside(path, "-lock"),
-            lambda: InvalidLedger(f"{path} is in use by another federator that has not ended"),
-        )
-    except OSError as error:
-        raise InvalidLedger(f"{path} cannot be locked, in {path.resolve().parent}: {error.strerror}") from None
+        head = _beginning(path)
+    except OSError:  # SQLite says why
+        return False
+    in_log = head.startswith(b"SQLite format 3\0") and head[18:19] == bytes([WAL_MODE])
+    return in_log and not _beside(path, "-wal").exists()
+
+
+def _beginning(path: Path) -> bytes:
+    held = _locked.get(_key(path))
+    if held is not None:  # opening and closing it here would drop the locks that SQLite holds on it
+        return held.beginning()
+    with path.open("rb") as file:
+        return file.read(20)
+
+
+def _key(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+class Lock:
+    """A lock of a ledger for this process, until it is closed or the process ends, however it ends.
+
+    Both the file, whatever its name, and the name, whatever file it is of, are locked: a file may have several names
+    (hard links, bind mounts), and another file may be put in the place of one that is in use. The file must stay open
+    until SQLite has closed it: closing it drops the locks that SQLite holds on it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        def taken() -> InvalidLedger:
+            return InvalidLedger(f"{path} is in use by another federator that has not ended")
+
+        _check_place(path, read_only=False)
+        if path.exists() and _key(path) in _locked:
+            raise taken()
+        try:
+            self._name: Any = files.lock_file(_beside(path, "-lock"), taken)
+            try:
+                self._file: Any = files.lock_file(path, taken, mode="a+b")
+            except BaseException:
+                self._name.close()
+                raise
+        except OSError as error:
+            raise InvalidLedger(f"{path} cannot be locked, in {path.resolve().parent}: {error.strerror}") from None
+        self._key = _key(path)
+        _locked[self._key] = self
+
+    def beginning(self) -> bytes:
+        """Return the first bytes of the file."""
+        return os.pread(self._file.fileno(), 20, 0)
+
+    def close(self) -> None:
+        """Give both up."""
+        _locked.pop(self._key, None)
+        self._file.close()
+        self._name.close()
+
+
+def copy(source: sqlite3.Connection, path: Path) -> None:
+    """Copy a database that others may be writing to a new file, as it is at one instant; all of it or nothing."""
+    if path.exists():
+        raise InvalidLedger(f"{path} exists: name a new file")
+    if not path.parent.is_dir():
+        raise InvalidLedger(f"there is no folder {path.parent} to write a copy to")
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        for suffix in ("", "-journal"):
+            _beside(draft, suffix).unlink(missing_ok=True)
+        target = sqlite3.connect(draft, isolation_level=None)
+        try:
+            source.execute("BEGIN")  # the copy is of this instant, however much is written meanwhile
+            source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            source.backup(target, pages=PAGES)
+            source.execute("ROLLBACK")
+            target.execute("PRAGMA journal_mode = DELETE").fetchone()  # so that it is one file
+            target.execute("PRAGMA synchronous = FULL")
+        finally:
+            target.close()
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path)
+    except (sqlite3.Error, OSError) as error:
+        with suppress(OSError):
+            draft.unlink()
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidLedger(f"{path} cannot be written: {reason}") from None
 
 
 def leave_wal(connection: sqlite3.Connection) -> None:
