@@ -17,7 +17,6 @@ from cyber0.errors import Cyber0Error, InvalidConfig, InvalidEvidence, Refused, 
 from cyber0.protocol import evidence, pages
 from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots, is_final, rule_of
 from cyber0.protocol.catching_up import Step
-from cyber0.protocol.chain import ballots_hash
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.messages import Audit, Page
 from cyber0.protocol.records import Ballot, Decision, from_wire
@@ -104,6 +103,7 @@ class Audits:
         self._votes: dict[int, bytes] = {}
         self._rule: aggregation.Composition | None = None
         self._memory: Any = None
+        self._has_memory = False
         self._remembers = -1  # the round before which the memory is known
         self._commits = bytearray()  # of a rule with memory, for evidence
 
@@ -122,6 +122,7 @@ class Audits:
                 f"the rule {identity.agreement.rule} is not known here: audits do not compute it again: {error}"
             )
         self._memory = None if self._rule is None else aggregation.begin(self._rule)
+        self._has_memory = self._rule is not None and isinstance(self._rule.rule, aggregation.RuleWithMemory)
         self._commits.clear()
         self._remembers = 0 if rounds == 0 else -1
 
@@ -219,11 +220,10 @@ class Audits:
 
     def _remember(self, step: Step) -> None:
         """Give a rule with memory the round's commit, from which its memory follows."""
-        rule = self._rule
-        if rule is None or not isinstance(rule.rule, aggregation.RuleWithMemory) or self._remembers != step.round:
+        if self._rule is None or not self._has_memory or self._remembers != step.round:
             return
         rows = step.before.identity.plan.rows
-        self._memory = aggregation.after(rule, self._memory, from_wire(step.scalars, rows))
+        self._memory = aggregation.after(self._rule, self._memory, from_wire(step.scalars, rows))
         self._commits += step.scalars
         self._remembers += 1
 
@@ -235,14 +235,14 @@ class Audits:
             raise Refused(f"an audit of round {step.round} was answered with nonsense: {error}") from None
         if decision.scalars != step.scalars or decision.changes != step.changes:
             raise Refused(f"an audit of round {step.round} was answered with another round")
-        if ballots_hash(decision.ballots) != step.ballots:
+        if decision.ballots_hash != step.ballots:
             raise Refused(f"an audit of round {step.round} was answered with ballots that are not those of its link")
         previous = before.anchor.link if before.anchor else b""
         voting = before.roster.enrolled(step.changes)
         context = Context(before.identity, voting, before.head.link or b"", previous)
         try:
             counted = check_ballots(context, decision)
-            if self._rule is not None and self._knows(step, self._rule):
+            if self._rule is not None and self._knows(step):
                 check_aggregate(context, decision, counted, self._rule, pending.memory)
         except Wrong as wrong:
             raise self._caught(pending, decision, wrong) from None
@@ -253,9 +253,9 @@ class Audits:
         self._find(step.round, decision)
         self._accuse(pending, decision)
 
-    def _knows(self, step: Step, rule: aggregation.Composition) -> bool:
+    def _knows(self, step: Step) -> bool:
         """Return whether what the rule remembers before a round is known: always, for one without memory."""
-        return not isinstance(rule.rule, aggregation.RuleWithMemory) or 0 <= step.round < self._remembers
+        return not self._has_memory or 0 <= step.round < self._remembers
 
     def _caught(self, pending: _Pending, decision: Decision, wrong: Wrong) -> Refused:
         step = pending.step

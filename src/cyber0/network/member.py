@@ -7,7 +7,7 @@ itself, and belong to the run that it was invited to.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
@@ -304,7 +304,9 @@ class Member:
         position = self._followed[-1].after if self._followed else self.position
         if position is None:
             return
-        signed = {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
+        signed: dict[int, Head] = {}
+        if self.store.newest > position.head.rounds:  # it comes again
+            signed = {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
         try:
             _, steps = follow(position, message, signed)
         except Forked as forked:
@@ -356,7 +358,7 @@ class Member:
             return
         if not self.audits.allows(number):
             return
-        if self.name not in self.settings.voters(number, position.roster) or not self._is_enrolled(position):
+        if not self.settings.is_invited(self.name, number, position.roster) or not self._is_enrolled(position):
             return
         kept = self.store.vote(number)
         if kept is None and number < self.store.newest:
@@ -392,7 +394,7 @@ class Member:
         """Return a vote with its signature, on the link that this client holds."""
         run = b"" if self.position is None else self.position.identity.digest
         statement = vote_statement(run, vote.round, self.head, hashlib.sha256(vote.scalars).digest())
-        return replace(vote, signature=sign(self._key, statement))
+        return Vote(vote.round, vote.scalars, vote.fingerprint, sign(self._key, statement))
 
     def _evaluate(self, send: Send) -> None:
         last = self.commits == self.roster.last

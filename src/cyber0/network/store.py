@@ -96,6 +96,7 @@ class Store:
         self._file: Any = None
         self._lock: Any = None
         self._slots: list[StoredVote | None] = [None, None]
+        self.newest = -1  # the last round that was voted in; -1 where there is none
         if folder is not None:
             try:
                 make_folder(folder)
@@ -111,20 +112,16 @@ class Store:
         size = int.from_bytes(data[:8], "little")
         parts = (data[8:][at : at + size] for at in (0, size))
         self._slots = [StoredVote.from_bytes(part) for part in parts]
+        self.newest = max((kept.vote.round for kept in self.signed), default=-1)
 
     def vote(self, round: int) -> StoredVote | None:  # noqa: A002
         """Return the vote for a round, if one may have been sent."""
         return next((kept for kept in self._slots if kept is not None and kept.vote.round == round), None)
 
-    @property
-    def newest(self) -> int:
-        """The last round that was voted in; -1 where there is none."""
-        return max((kept.vote.round for kept in self._slots if kept is not None), default=-1)
-
     def save_vote(self, stored: StoredVote) -> None:
         """Store a vote; it is on disk when this returns."""
         slot = stored.vote.round % 2
-        self._slots[slot] = stored
+        self._slots[slot], self.newest = stored, max(self.newest, stored.vote.round)
         if self.folder is not None:
             data = stored.to_bytes()
             with naming(self.folder / "votes"):

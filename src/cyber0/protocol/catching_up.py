@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cyber0.errors import Cyber0Error, Refused
-from cyber0.protocol.chain import Anchor, Head, ballots_hash, commit_hash, genesis, link_statement
+from cyber0.protocol.chain import Anchor, Head, commit_hash, genesis, link_statement
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.messages import CatchUp, Committed
@@ -47,7 +47,7 @@ def _decided(ledger: Ledger, first: int, stop: int) -> CatchUp:
     for written in ledger.written(first, stop):
         decision, signature = written.decision, written.signature
         scalars.append(decision.scalars)
-        hashes.append(ballots_hash(decision.ballots))
+        hashes.append(decision.ballots_hash)
         if decision.changes:
             changed.append([decision.round, [change.fields() for change in decision.changes]])
     changes = canonical(changed) if changed else b""
@@ -131,14 +131,15 @@ def follow(
     if message.ballots and len(message.ballots) != 32 * (stop - first):
         raise Refused(f"the federator sends {stop - first} commits with {len(message.ballots) // 32} hashes of ballots")
     steps = _steps(position, message, first, stop)
-    position = steps[-1].after
+    last = steps[-1]
     if isinstance(message, CatchUp) and not message.ballots:
-        position = _anchored(position, message)
+        after = _anchored(last.after, message)
     else:
-        position = _signed(position, message.signature)
-    steps[-1] = replace(steps[-1], after=position)
-    _check_signed(signed or {}, steps)
-    return position, steps
+        after = _signed(last.after, message.signature)
+    steps[-1] = Step(last.before, last.scalars, last.ballots, last.changes, after)
+    if signed:
+        _check_signed(signed, steps)
+    return after, steps
 
 
 def _steps(position: Position, message: Committed | CatchUp, first: int, stop: int) -> list[Step]:
@@ -168,6 +169,8 @@ def _step(position: Position, scalars: bytes, hashed: bytes, changes: tuple[Chan
 
 
 def _roster_after(roster: Roster, changes: tuple[Change, ...]) -> Roster:
+    if not changes:
+        return roster.after(())
     try:
         roster.check(changes)
         return roster.after(changes)
@@ -206,7 +209,7 @@ def _signed(position: Position, signature: bytes) -> Position:
     statement = link_statement(identity.digest, head.rounds, head.link or b"")
     if not is_by(identity.federator, signature, statement):
         raise Refused(f"the federator has not signed its chain after {head.rounds} rounds: nobody can hold it to that")
-    return replace(position, signature=signature)
+    return Position(identity, head, position.roster, signature, position.anchor)
 
 
 def _check_signed(signed: Mapping[int, Head], steps: list[Step]) -> None:

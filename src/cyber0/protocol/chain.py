@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cyber0.protocol.records import Ballot, Decision
+from cyber0.protocol.records import Ballot, Decision, ballots_hash, prefixed, u64
 from cyber0.protocol.roster import Roster
 
 __all__ = [
@@ -87,8 +87,8 @@ class Seal:
 
     def statement(self, identity: bytes) -> bytes:
         """Return the bytes that are signed: a domain, the identity's digest, rounds, both hashes, the fingerprint."""
-        reported = b"" if self.fingerprint is None else _number(self.fingerprint)
-        return b"cyber0 seal 1\0" + identity + _number(self.rounds) + self.commit + self.link + reported
+        reported = b"" if self.fingerprint is None else u64(self.fingerprint)
+        return b"cyber0 seal 1\0" + identity + u64(self.rounds) + self.commit + self.link + reported
 
 
 def genesis(identity: bytes) -> Head:
@@ -104,7 +104,7 @@ def advance(head: Head, decision: Decision, roster: Roster | None) -> Head:
     elif roster is None:
         link = votes_hash(head.link, commit, decision.ballots)
     else:
-        link = link_hash(head.link, commit, ballots_hash(decision.ballots), roster.digest)
+        link = link_hash(head.link, commit, decision.ballots_hash, roster.digest)
     return Head(head.rounds + 1, commit, link)
 
 
@@ -114,7 +114,7 @@ def commit_hash(previous: bytes, round: int, scalars: bytes) -> bytes:  # noqa: 
     >>> commit_hash(bytes(32), 0, b"").hex()[:16]
     'cc370752b01945ad'
     """
-    return hashlib.sha256(b"cyber0 commit 1\0" + previous + _number(round) + scalars).digest()
+    return hashlib.sha256(b"cyber0 commit 1\0" + previous + u64(round) + scalars).digest()
 
 
 def commit_hashes(identity: bytes, scalars: bytes, width: int) -> list[bytes]:
@@ -127,16 +127,6 @@ def commit_hashes(identity: bytes, scalars: bytes, width: int) -> list[bytes]:
     for round in range(len(scalars) // width):  # noqa: A001
         links.append(commit_hash(links[-1], round, scalars[round * width : (round + 1) * width]))
     return links[1:]
-
-
-def ballots_hash(ballots: Iterable[Ballot]) -> bytes:
-    """Return the hash of all ballots of a round, with their signatures."""
-    ballots = tuple(ballots)
-    parts = [b"cyber0 ballots 2\0", _number(len(ballots))]
-    for ballot in ballots:
-        parts += [_text(ballot.client), _text(ballot.verdict), _text(ballot.reason), ballot.digest]
-        parts += [_number(len(ballot.signature)), ballot.signature]
-    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def link_hash(previous: bytes, commit: bytes, ballots: bytes, roster: bytes) -> bytes:
@@ -155,9 +145,9 @@ def votes_hash(previous: bytes, commit: bytes, ballots: Iterable[Ballot]) -> byt
     '71a3e87180ef3134'
     """
     ballots = tuple(ballots)
-    parts = [b"cyber0 votes 1\0", previous, commit, _number(len(ballots))]
+    parts = [b"cyber0 votes 1\0", previous, commit, u64(len(ballots))]
     for ballot in ballots:
-        parts += [_text(ballot.client), _text(ballot.verdict), _text(ballot.reason), ballot.digest]
+        parts += [prefixed(ballot.client), prefixed(ballot.verdict), prefixed(ballot.reason), ballot.digest]
     return hashlib.sha256(b"".join(parts)).digest()
 
 
@@ -167,23 +157,14 @@ def vote_statement(run: bytes, round: int, link: bytes, digest: bytes) -> bytes:
     >>> len(vote_statement(bytes(32), 0, bytes(32), bytes(32)))
     118
     """
-    return b"cyber0 vote 2\0" + run + _number(round) + link + digest
+    return b"cyber0 vote 2\0" + run + u64(round) + link + digest
 
 
 def link_statement(run: bytes, rounds: int, link: bytes) -> bytes:
     """Return what the federator signs: after so many rounds the chain of this run ends in this link."""
-    return b"cyber0 signed link 2\0" + run + _number(rounds) + link
+    return b"cyber0 signed link 2\0" + run + u64(rounds) + link
 
 
 def done_statement(run: bytes, rounds: int, link: bytes, fingerprint: int) -> bytes:
     """Return what a client signs at the end: it holds this link, and weights with this fingerprint."""
-    return b"cyber0 done 2\0" + run + _number(rounds) + link + _number(fingerprint)
-
-
-def _number(value: int) -> bytes:
-    return value.to_bytes(8, "little")
-
-
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return _number(len(data)) + data
+    return b"cyber0 done 2\0" + run + u64(rounds) + link + u64(fingerprint)

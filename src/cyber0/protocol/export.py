@@ -30,7 +30,7 @@ from typing import Any
 
 from cyber0.errors import Cyber0Error, InvalidExport, InvalidIdentity, InvalidLedger
 from cyber0.files import write_atomically
-from cyber0.protocol.chain import Anchor, Seal, ballots_hash
+from cyber0.protocol.chain import Anchor, Seal
 from cyber0.protocol.identity import Identity, layout_bytes
 from cyber0.protocol.ledger import ExportedRun, Ledger, Report
 from cyber0.protocol.roster import Roster, canonical
@@ -87,7 +87,7 @@ def _end(ledger: Ledger, rounds: int) -> tuple[Roster, Anchor | None, bytes]:
         return ledger.adopted, ledger.anchor, written.signature
     roster = roster_after(ledger, rounds)
     before = ledger.head_at(rounds - 1).link or bytes(32)
-    return roster, Anchor(before, ballots_hash(written.decision.ballots), roster.digest), written.signature
+    return roster, Anchor(before, written.decision.ballots_hash, roster.digest), written.signature
 
 
 def roster_after(ledger: Ledger, rounds: int) -> Roster:

@@ -19,7 +19,7 @@ from cyber0 import aggregation
 from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidCommit, InvalidRoster
 from cyber0.protocol.admission import Votes, add_late, admit, differing, set_apart, without
 from cyber0.protocol.arrival import DIVERGED, REPLACED, REVOKING, arrive, farewell, found, keys_of, leave
-from cyber0.protocol.chain import advance, ballots_hash
+from cyber0.protocol.chain import advance
 from cyber0.protocol.decide import decide
 from cyber0.protocol.events import (
     Alarm,
@@ -268,7 +268,7 @@ def _decision(state: State) -> tuple[Decision, Any]:
 def _commit(state: State, decision: Decision, effects: list[Effect], now: float) -> Transition:
     roster = (state.roster or state.who).after(decision.changes)
     head = advance(state.head, decision, roster)
-    hashed, changes = ballots_hash(decision.ballots), changes_to_bytes(decision.changes)
+    hashed, changes = decision.ballots_hash, changes_to_bytes(decision.changes)
     commit = Committed(decision.round, decision.scalars, hashed, changes=changes)
     streams = [event.stream for event in state.present.values()]
     effects += [Record(decision, head), *(Send(stream, commit) for stream in streams)]

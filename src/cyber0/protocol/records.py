@@ -1,7 +1,9 @@
 """What a ledger keeps of a round: the scalars that were decided, and every vote with its verdict."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 
 from cyber0.protocol.roster import Change
 
-__all__ = ["Ballot", "Decision", "Verdict", "from_wire", "to_wire"]
+__all__ = ["Ballot", "Decision", "Verdict", "ballots_hash", "from_wire", "prefixed", "to_wire", "u64"]
 
 Verdict = Literal["counted", "equivocation", "late", "rejected"]
 
@@ -44,7 +46,7 @@ class Ballot:
         return replace(self, values=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decision:
     """A decided round: the aggregated scalars as they travel, the ballots in roster order, changes of the roster."""
 
@@ -52,6 +54,32 @@ class Decision:
     scalars: bytes
     ballots: tuple[Ballot, ...]
     changes: tuple[Change, ...] = ()
+
+    @cached_property
+    def ballots_hash(self) -> bytes:
+        """The hash of its ballots."""
+        return ballots_hash(self.ballots)
+
+
+def ballots_hash(ballots: Iterable[Ballot]) -> bytes:
+    """Return the hash of all ballots of a round, with their signatures, as `cyber0.protocol.chain` has it."""
+    ballots = tuple(ballots)
+    parts = [b"cyber0 ballots 2\0", u64(len(ballots))]
+    for ballot in ballots:
+        parts += (prefixed(ballot.client), prefixed(ballot.verdict), prefixed(ballot.reason), ballot.digest)
+        parts += (u64(len(ballot.signature)), ballot.signature)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def u64(value: int) -> bytes:
+    """Return a number as 8 bytes, little-endian."""
+    return value.to_bytes(8, "little")
+
+
+def prefixed(text: str) -> bytes:
+    """Return a text as its length in bytes and its UTF-8."""
+    data = text.encode()
+    return u64(len(data)) + data
 
 
 def to_wire(scalars: object) -> bytes:
