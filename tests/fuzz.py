@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.mutants import changed_bytes, changed_json, mutant
+from tests.network.raw import Outlet
 from tests.network.two_faces import TwoFaces
 
 from cyber0.config import RunConfig
@@ -30,7 +31,6 @@ from cyber0.network.connection import Connection
 from cyber0.network.limits import RateLimit
 from cyber0.network.member import Member
 from cyber0.network.server import Federator
-from cyber0.network.stream import Outbox
 from cyber0.network.stub_model import StubModel
 from cyber0.protocol import codec, evidence, pages
 from cyber0.protocol.catching_up import catch_up
@@ -100,7 +100,7 @@ class World:
         self.extras()
 
     def connection(self, name):
-        made = Connection(list(self.settings.roster).index(name) + 1, name, Outbox())
+        made = Connection(list(self.settings.roster).index(name) + 1, Outlet(), client=name)
         self.federator._connections[made.number] = made
         return made
 
@@ -142,7 +142,7 @@ class World:
     def hears(self, name):
         """Give a member what the federator has sent to it, and return what it says."""
         said = []
-        for data in sent(self.connections[name].outbox):
+        for data in sent(self.connections[name].outlet):
             message = codec.decode_from_federator(data)
             member = self.members[name]
             self.down.append((name, data, remembered(member)))
@@ -193,15 +193,15 @@ class World:
         vars(self.ledger).update({k: v.copy() if hasattr(v, "copy") else v for k, v in ledger.items()})
         for one, connection in self.connections.items():
             connection.stream, connection.messages = streams[one], 0
-            if connection.outbox._items or connection.outbox.is_ended:
-                connection.outbox = Outbox()
+            if connection.outlet.messages or connection.outlet.is_ended:
+                connection.outlet = Outlet()
         federator._receive(self.connections[name], data)
         require(federator.failure is None, f"the federator fails: {federator.failure!r}")
         after = federator.state
         if after is not state:
             self.check_federator(after)
         for connection in self.connections.values():
-            for answer in sent(connection.outbox):
+            for answer in sent(connection.outlet):
                 codec.decode_from_federator(answer)  # an honest federator sends nothing that clients reject
 
     def check_federator(self, state):
@@ -255,13 +255,10 @@ class World:
         require(is_by(member._public, vote.signature, statement), "a vote is not signed")
 
 
-def sent(outbox):
+def sent(outlet):
     """Take what waits for a client."""
-    found = []
-    while outbox._items:
-        item = outbox._items.popleft()
-        found += [item] if isinstance(item, bytes) else item
-    outbox.waiting = 0
+    found = [*outlet.messages]
+    outlet.messages.clear()
     return found
 
 

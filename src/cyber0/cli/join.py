@@ -226,7 +226,7 @@ def _key(tls: Path | None, key: Path | None) -> PrivateKey | None:
 
 
 def _check_handshake(address: str, tls: Path) -> None:
-    """Refuse keys whose handshake fails: gRPC would retry forever and not say why. A federator may come later."""
+    """Refuse keys whose handshake fails, instead of trying again for ever. A federator may come later."""
     channel_credentials(tls)
     reason = refusal(address, tls)
     if reason is not None:

@@ -26,7 +26,6 @@ from cyber0.network.keys import (
     check_name,
     expiring,
     federator_key,
-    peer_certificate,
     peer_name,
     server_credentials,
 )
@@ -250,7 +249,7 @@ async def _serve(
             settings,
             ledger,
             peer_name=None if tls is None else peer_name,
-            peer_certificate=None if tls is None else peer_certificate,
+            certified=tls is not None,
             key=key,
             certificate=b"" if tls is None else certificate_of_federator(tls),
             certificates=None if tls is None else certificates_of_clients(tls, settings.roster),
