@@ -12,6 +12,7 @@ from time import monotonic
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
 from cyber0.network.audits import Audits, Caught
+from cyber0.network.commit_log import CommitLog
 from cyber0.network.consent import Limits
 from cyber0.network.log import Said
 from cyber0.network.model import Model
@@ -33,6 +34,8 @@ from cyber0.protocol.messages import (
     FromFederator,
     Hello,
     Page,
+    Recall,
+    Recalled,
     Rejection,
     RoundOpen,
     Vote,
@@ -103,6 +106,7 @@ class Member:
         self._waiting: deque[Committed | CatchUp] = deque()
         self._followed: list[Step] = []  # rounds that are not applied yet
         self._snapshot_at = 0
+        self._recalled = -1  # the last round from which on it was asked for commits, on this stream
         self._restore()
 
     @property
@@ -136,7 +140,7 @@ class Member:
 
     def hello(self) -> Hello:
         """Return the Hello for a new stream."""
-        self.welcomed, self.bye, self._sent, self._open = False, None, -1, -1
+        self.welcomed, self.bye, self._sent, self._open, self._recalled = False, None, -1, -1, -1
         self._forget_followed()
         knows = self.position is not None
         return Hello(
@@ -151,6 +155,7 @@ class Member:
             layout=b"" if knows else self.model.layout,
             meaning=self.model.meaning,
             key=self._public,
+            signature=b"" if self.position is None else self.position.signature,
         )
 
     def _forget_followed(self) -> None:
@@ -182,6 +187,8 @@ class Member:
                     send(request)
             case RoundOpen(number):
                 self._open, self._sent = number, -1
+            case Recall(first):
+                self._give_back(first, send)
             case Rejection(replay=True):
                 self._restart()
                 send(self.hello())
@@ -193,6 +200,15 @@ class Member:
                 self.bye = self.bye or message  # the first one has the reason
             case _:
                 pass
+
+    def _give_back(self, first: int, send: Send) -> None:
+        """Show the federator commits that it has lost; each of them once to a stream."""
+        if first > self._recalled:
+            self._recalled = first
+            send(Recalled(first) if self.position is None else self._log(self.position.identity).recalled(first))
+
+    def _log(self, identity: Identity) -> CommitLog:
+        return self.store.commits(4 * identity.plan.scalars, self.notice)
 
     def _note_rejection(self, number: int, verdict: str, reason: str) -> None:
         """Say that a vote does not count, where this client can do something about it."""
@@ -223,6 +239,7 @@ class Member:
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
         self.welcomed, self._replayed = True, False
         self._forget_followed()
+        self.audits.lost(min(welcome.lost, welcome.round))
         return self.audits.again()
 
     def _check_marks(self, identity: Identity) -> None:
@@ -306,7 +323,7 @@ class Member:
             return
         signed: dict[int, Head] = {}
         if self.store.newest > position.head.rounds:  # it comes again
-            signed = {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
+            signed = self._signed_heads
         try:
             _, steps = follow(position, message, signed)
         except Forked as forked:
@@ -340,8 +357,10 @@ class Member:
         except Cyber0Error as error:
             raise Refused(f"a commit from round {steps[0].round} on cannot be applied: {error}") from error
         self.position = steps[-1].after
+        self._log(self.position.identity).append(steps)
         self.limits.check_rounds(self.roster.last)
-        if self.commits - self._snapshot_at >= self.snapshot_every and self.position.head.link is not None:
+        due = self.commits - self._snapshot_at >= self.snapshot_every or not steps[-1].ballots  # which no log has
+        if due and self.position.head.link is not None:
             self.snapshot()
 
     def _accuse(self, forked: Forked) -> None:
@@ -434,6 +453,10 @@ class Member:
         self._check_marks(identity)
         self.position = Position.start(identity)
         self.audits.begin(identity, 0)
+        self._load_weights(identity)
+        self._replay_log(self.position)
+
+    def _load_weights(self, identity: Identity) -> None:
         found = self.store.load_weights()
         if found is None:
             return
@@ -444,6 +467,23 @@ class Member:
             return
         self.position, self._snapshot_at = position, position.head.rounds
         self.audits.begin(identity, position.head.rounds)
+
+    def _replay_log(self, position: Position) -> None:
+        """Apply the commits after the stored weights that it has applied before, as far as they were kept."""
+        log = self._log(position.identity)
+        while (held := log.recalled(position.head.rounds)).scalars:
+            commits = CatchUp(held.first, held.scalars, held.ballots, held.signature, held.changes)
+            try:
+                position, steps = follow(position, commits, self._signed_heads)
+            except Refused:  # damaged: they come again
+                return
+            self.model.advance(steps[0].round, held.scalars)
+            self.audits.remember(steps)
+            self.position = position
+
+    @property
+    def _signed_heads(self) -> dict[int, Head]:
+        return {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
 
     def _restart(self) -> None:
         """Go back to the initial weights and replay the commits, which must lead through all that was signed."""
