@@ -125,8 +125,8 @@ class AgainstAModel(RuleBasedStateMachine):
             self.gathering = self.gathering and not self.roster <= self.here.keys() | self.revoked
             begins = self.gathering and not self.has_heard()
             self.heard |= {name} if begins else set()
-            if (self.extension is None or (begins and self.has_heard())) and self.round < self.last:
-                self.extension = self.extension or 0
+            if self.extension is None and self.round < self.last:
+                self.extension = 0
         self.settle()
 
     @rule(name=names, stream=st.integers(0, 1))

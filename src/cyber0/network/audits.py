@@ -134,7 +134,7 @@ class Audits:
     def lost(self, rounds: int) -> None:
         """Take note that the federator has lost votes of some of the first rounds; what it loses later is no excuse."""
         if rounds > self._lost and self.fraction:
-            text = f"the federator was restored from an older copy of its ledger, and has lost votes of rounds before {rounds}"
+            text = f"the federator was restored from a backup, and has lost votes of rounds before {rounds}"
             self.notice(Said(f"{text}: this client cannot audit those", "warning"))
         self._lost = rounds
 

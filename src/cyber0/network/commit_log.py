@@ -1,9 +1,9 @@
-"""The commits that a client has applied, on its disk: by them it goes on after a crash, and a federator that lost them
-gets them back.
+"""The commits that a client has applied, on its disk.
 
-A record has a fixed length, so that any round is found at once: a checksum, flags, the hash of the round's ballots, the
-federator's signature of the link after it, the scalars: 101 bytes and 4 for each scalar. Changes of the roster, which
-are rare, are in a file beside it. Nothing waits for the disk: what a crash tears off is cut off, and comes again.
+By them it goes on after a crash, and a federator that lost them gets them back. A record has a fixed length, so that
+any round is found at once: a checksum, flags, the hash of the round's ballots, the federator's signature of the link
+after it, the scalars: 101 bytes and 4 for each scalar. Changes of the roster, which are rare, are in a file beside it.
+Nothing waits for the disk: what a crash tears off is cut off, and comes again.
 """
 
 import errno
@@ -12,6 +12,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable
 from io import BytesIO
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class CommitLog:
 
     def append(self, steps: Iterable[Step]) -> None:
         """Keep rounds that the client has applied; what it holds of other rounds in their place is forgotten."""
-        steps = [step for step in steps if step.ballots and not self._holds(step)]
+        steps = list(dropwhile(self._holds, (step for step in steps if step.ballots)))
         if not steps or self._broken:
             return
         try:

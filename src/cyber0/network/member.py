@@ -6,7 +6,7 @@ itself, and belong to the run that it was invited to.
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -182,13 +182,11 @@ class Member:
 
     def _handle(self, message: FromFederator, send: Send) -> None:
         match message:
-            case Welcome() | Page():
-                for request in self._on_welcome(message) if isinstance(message, Welcome) else self._on_page(message):
-                    send(request)
+            case Welcome() | Page() | Recall():
+                for answer in self._answers(message):
+                    send(answer)
             case RoundOpen(number):
                 self._open, self._sent = number, -1
-            case Recall(first):
-                self._give_back(first, send)
             case Rejection(replay=True):
                 self._restart()
                 send(self.hello())
@@ -201,11 +199,17 @@ class Member:
             case _:
                 pass
 
-    def _give_back(self, first: int, send: Send) -> None:
-        """Show the federator commits that it has lost; each of them once to a stream."""
-        if first > self._recalled:
-            self._recalled = first
-            send(Recalled(first) if self.position is None else self._log(self.position.identity).recalled(first))
+    def _answers(self, message: Welcome | Page | Recall) -> Sequence[Audit | Recalled]:
+        if isinstance(message, Recall):
+            return self._on_recall(message.first)
+        return self._on_welcome(message) if isinstance(message, Welcome) else self._on_page(message)
+
+    def _on_recall(self, first: int) -> list[Recalled]:
+        """Show the federator commits that it has lost; on one stream, each of them once."""
+        if first <= self._recalled:
+            return []
+        self._recalled = first
+        return [Recalled(first) if self.position is None else self._log(self.position.identity).recalled(first)]
 
     def _log(self, identity: Identity) -> CommitLog:
         return self.store.commits(4 * identity.plan.scalars, self.notice)

@@ -81,8 +81,6 @@ def step(state: State, event: Event, now: float = 0.0) -> Transition:
             return found(state) if state.identity is None else _at_deadline(state, now)
         case Impatience(number):
             return _out_of_patience(state, now) if number == state.round else (state, [])
-    if state.ahead or state.moved:
-        state, effects = go_on(state, effects)
     return _decide_if_complete(state, effects, now)
 
 
@@ -184,11 +182,10 @@ def _at_deadline(state: State, now: float) -> Transition:
     state, effects = overdue(state)
     gathering = state.gathering and not state.has_heard
     alone = replace(state.without_awaited(state.waiting), gathering=gathering, tried=frozenset())
-    alone, effects = go_on(alone, effects)
-    if alone.ahead or alone.is_finished:
-        return alone, effects
     settled, effects = _decide_if_complete(alone, effects, now)
-    return (settled, effects) if settled.round > number else _extend(settled, effects)
+    if settled.round > number or settled.ahead or settled.is_finished:
+        return settled, effects
+    return _extend(settled, effects)
 
 
 def _out_of_patience(state: State, now: float) -> Transition:
@@ -221,7 +218,9 @@ def _extend(state: State, effects: list[Effect]) -> Transition:
 
 
 def _decide_if_complete(state: State, effects: list[Effect], now: float) -> Transition:
-    """Decide the open round if all votes that it waits for are in."""
+    """Decide the open round if all votes that it waits for are in, and nothing is to come back that was lost."""
+    if state.ahead or state.moved:
+        state, effects = go_on(state, effects)
     state, effects = _note_quorum(state, effects, now)
     if not _is_complete(state):
         return state, effects

@@ -135,7 +135,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Consecutive commits that a client holds, which the federator has lost: as in `CatchUp`; none if it cannot tell."""
+    """Consecutive commits that a client holds and the federator has lost, as in `CatchUp`; none if it has them not."""
 
     first: int
     scalars: bytes = b""

@@ -33,7 +33,9 @@ def go_on(state: State, effects: list[Effect]) -> Transition:
         return state, effects
     waiting = [*state.present.values(), *state.ahead.values()]
     if state.moved:
-        effects.append(Notice(f"clients have given back what was lost: {state.round} rounds are decided", level="warning"))
+        effects.append(
+            Notice(f"clients have given back what was lost: {state.round} rounds are decided", level="warning")
+        )
     state = replace(state, ahead={}, asked=None, moved=False, present={}, awaited=frozenset(), waiting=Map())
     state = replace(state, extension=None)
     for event in waiting:
@@ -83,8 +85,7 @@ def _after(state: State, steps: list[Step]) -> State:
             memory = aggregation.after(rule, memory, from_wire(step.scalars, state.settings.plan.rows))
     links = {step.after.head.rounds: step.after.head.link or b"" for step in steps}
     ahead = {
-        client: replace(event, head=links.get(event.hello.commits, event.head))
-        for client, event in state.ahead.items()
+        client: replace(event, head=links.get(event.hello.commits, event.head)) for client, event in state.ahead.items()
     }
     head, roster = last.after.head, last.after.roster
     revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")

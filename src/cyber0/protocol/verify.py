@@ -33,7 +33,9 @@ class Report:
     signed: int | None = None  # rounds that the federator has signed
     final: int = 0  # commits that a quorum of clients vouches for
     missing: int = 0  # rounds whose votes are not here, though the run keeps them
-    lost: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # of them: first and last of each stretch
+    lost: list[tuple[int, int]] = field(
+        default_factory=list[tuple[int, int]]
+    )  # of them: first and last of each stretch
     authors: str = ""  # by what the keys are known to be those of the clients; empty if they are not
     findings: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
