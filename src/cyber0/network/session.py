@@ -48,7 +48,10 @@ Watch = Callable[["Member | Liar"], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended for a client: its rounds, its fingerprint, its last evaluation, the hash of its chain."""
+    """How a run ended for a client: its rounds, its fingerprint, its last evaluation, the hash of its chain.
+
+    `unaudited` is how many rounds it picked to audit, whose votes the federator has lost.
+    """
 
     rounds: int
     fingerprint: int
@@ -56,6 +59,7 @@ class Outcome:
     loss: float | None
     reason: str
     head: bytes = b""
+    unaudited: int = 0
 
 
 def run_client(
@@ -77,6 +81,7 @@ def run_client(
     evaluates: bool = False,
     audit: float = 0.05,
     audit_budget: float = 2.0**20,
+    accept_lost: bool = False,
     expect: bytes | None = None,
     limits: Limits | None = None,
     marks: Path | None = None,
@@ -109,6 +114,7 @@ def run_client(
         evaluates: Whether to evaluate on the task's test samples and send the result.
         audit: How many rounds to decide again from their ballots: from 0, none, to 1, each before the next vote.
         audit_budget: Bytes per second that this may take, unless every round is audited.
+        accept_lost: Whether to go on where the federator has lost the votes of a round, though every one is audited.
         expect: The digest of the only run to take part in.
         limits: What the run may cost this machine; by default what stops the absurd.
         marks: A folder beside the key, with a file for each run that it has voted in.
@@ -155,7 +161,7 @@ def run_client(
         def keep(proof: bytes) -> str:
             return store.save_evidence(with_certificates(proof, [settings.certificate]))
 
-        audits = Audits(audit, audit_budget, own_code=own_code, notice=say, keep=keep)
+        audits = Audits(audit, audit_budget, own_code=own_code, accepts_lost=accept_lost, notice=say, keep=keep)
         options: dict[str, Any] = {
             "expect": expect,
             "limits": allowed,
@@ -233,7 +239,8 @@ def _outcome(member: Member, out: Path | None) -> Outcome:
         weights.write(out)
     accuracy, loss = (None, None) if member.evaluation is None else (member.evaluation.accuracy, member.evaluation.loss)
     reason = "" if member.bye is None else member.bye.reason
-    return Outcome(member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head)
+    found = member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head
+    return Outcome(*found, unaudited=member.audits.unaudited)
 
 
 async def attend(
