@@ -60,4 +60,4 @@ def test_settings_that_were_damaged_are_refused(tmp_path, settings):
     with File(tmp_path / "run.ledger") as ledger:
         ledger.remember(settings)
         with pytest.raises((InvalidLedger, InvalidConfig)):
-            serving(ledger, {}), asked_before(ledger)  # noqa: B018
+            serving(ledger, {}), asked_before(ledger)

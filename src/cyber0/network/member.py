@@ -282,6 +282,7 @@ class Member:
             "rounds": roster.rounds == expected.agreement.rounds,
             "quorum": _is_code(expected, identity) or roster.quorum == expected.quorum,
             "keep_votes": identity.keep_votes == expected.keep_votes,
+            "parent": identity.parent == expected.parent,
             "model": (identity.manifest, identity.base) == (model.manifest.hex(), model.base.hex()),
             "meaning of labels": identity.meaning == meaning_from(model.meaning),
             "key of the federator": identity.federator == (expected.federator or identity.federator) != b"",

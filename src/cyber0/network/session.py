@@ -24,7 +24,7 @@ from cyber0.network.liars import Liar
 from cyber0.network.log import Level, Said, counting
 from cyber0.network.member import Member, check_version
 from cyber0.network.model import Model
-from cyber0.network.store import Marks, Store
+from cyber0.network.store import Marks, Store, inherit_key
 from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
 from cyber0.printable import printable
 from cyber0.protocol.arrival import TAKEN
@@ -156,6 +156,8 @@ def run_client(
         say(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
         folder = None if state is None else state / f"{state_digest(settings, trained).hex()[:16]}-{name}"
         _refuse_liar(folder, settings.federator, own_code)
+        if folder is not None and settings.parent is not None:
+            inherit_key(folder, settings.parent.run)
         store = Store(folder)
 
         def keep(proof: bytes) -> str:
@@ -203,6 +205,8 @@ def _refuse_liar(folder: Path | None, federator: bytes, own_rule: bool) -> None:
 def state_digest(settings: Settings, model: Model) -> bytes:
     """Return a digest of what a client knows of a run before it says Hello; its state of that run is kept under it."""
     digests = [part.hex() for part in (model.manifest, model.base, model.meaning, settings.federator)]
+    if settings.parent is not None:  # another run under the same settings, for which it needs a folder of its own
+        digests += [settings.parent.run.hex(), settings.parent.salt.hex()]
     return hashlib.sha256(canonical([settings.agreement.model_dump(mode="json"), *digests])).digest()
 
 

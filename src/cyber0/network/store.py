@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cyber0.protocol.messages import Vote
 from cyber0.protocol.signing import PrivateKey, key_beside, new_key
 from cyber0.replay.weights import Weights
 
-__all__ = ["Marks", "Store", "StoredVote"]
+__all__ = ["Marks", "Store", "StoredVote", "inherit_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +213,18 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def inherit_key(folder: Path, run: bytes) -> None:
+    """Give a new folder the key of the one that holds another run of the same client, if there is one.
+
+    That of a run that begins with the rounds of that one: its roster has the keys of the parent's clients.
+    """
+    _, _, name = folder.name.partition("-")
+    for other in sorted(folder.parent.glob(f"*-{escape(name)}")):
+        known = other / "run.json"
+        if other == folder or not known.exists() or not (other / "key.pem").exists():
+            continue
+        if hashlib.sha256(known.read_bytes().partition(b"\n")[0]).digest() == run:
+            make_folder(folder)
+            key_beside(folder / "key.pem", other / "key.pem")

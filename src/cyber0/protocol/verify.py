@@ -342,15 +342,11 @@ def _is_reported(said: Said, identity: Identity, head: Head, keys: set[bytes]) -
 
 def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
     identity, unchecked = ledger.identity, report.head.rounds - report.aggregates
+    if identity.parent is not None:
+        report.notes.append(f"{identity.parent.text}: it was made on purpose, by cyber0 ledger fork")
     if ledger.imported:
         report.notes.append(f"{ledger.imported} rounds were imported without their votes")
-    if report.lost:
-        stretches = [f"{first}" if first == last else f"{first} to {last}" for first, last in report.lost]
-        number = sum(last - first + 1 for first, last in report.lost)
-        report.notes.append(
-            f"the votes of {number:,} rounds are lost, and their commits were given back by clients: rounds "
-            f"{', '.join(stretches)}"
-        )
+    _note_lost(report)
     if unchecked and ":" in identity.agreement.rule and not own_rule:
         report.notes.append(
             f"the rule {identity.agreement.rule} is code, and was not run: say --own-rule if it is yours"
@@ -366,3 +362,14 @@ def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
         report.notes.append("its votes are not signed: who cast them is not proven")
     if report.authors:
         report.notes.append("not proven: that the authority invented no client, and that no vote was left out")
+
+
+def _note_lost(report: Report) -> None:
+    if not report.lost:
+        return
+    stretches = [f"{first}" if first == last else f"{first} to {last}" for first, last in report.lost]
+    number = sum(last - first + 1 for first, last in report.lost)
+    report.notes.append(
+        f"the votes of {number:,} rounds are lost, and their commits were given back by clients: rounds "
+        f"{', '.join(stretches)}"
+    )
