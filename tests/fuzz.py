@@ -337,6 +337,8 @@ LENGTHS = {
     "key": (0, 32, 33),
     "federator": (0, 32, 33),
     "signature": (0, 64),
+    "voted_link": (0, 32),
+    "voted_signature": (0, 64),
     "anchor": (0, 96),
 }
 MOST = {"layout": 2**19, "meaning": 2**14, "changes": 2**16, "change": 2**16, "certificate": 2**13, "reason": 1000}
@@ -348,7 +350,9 @@ PROMISES = {
     "accuracy": lambda value: 0.0 <= value <= 1.0,
     "loss": lambda value: not math.isnan(value),
     "samples": lambda value: value >= 1,
-    **dict.fromkeys(("round", "first", "commits", "page", "version", "lost"), lambda value: 0 <= value < 2**32),
+    **dict.fromkeys(
+        ("round", "first", "commits", "page", "version", "lost", "voted"), lambda value: 0 <= value < 2**32
+    ),
     **{name: lambda value, lengths=lengths: len(value) in lengths for name, lengths in LENGTHS.items()},
     **{name: lambda value, most=most: len(value) <= most for name, most in MOST.items()},
 }

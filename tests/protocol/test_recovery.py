@@ -186,6 +186,22 @@ def test_a_link_that_it_has_signed_and_nobody_shows_is_not_signed_a_second_time(
     machine.votes(*ROSTER)
 
 
+def test_what_clients_have_voted_on_and_hold_no_longer_is_not_signed_a_second_time():
+    """All have lost their commits, as in a power cut of one machine: nobody is refused, and the operator is told."""
+    whole = played(WHOLE)
+    machine = Restored(whole, KEPT)
+    link = whole.head_at(20).link
+    voted = {"voted": 20, "voted_link": link, "voted_signature": list(whole.written())[19].signature}
+    for name in ROSTER:
+        machine.hello(name, 3, **(voted | ({"voted_signature": bytes(64)} if name == "ann" else {})))
+    assert machine.sent("ann", Welcome)
+    machine.votes(*ROSTER)
+    machine(Deadline(KEPT, 0))
+    assert machine.of(Record) == []
+    assert machine.of(HangUp) == []
+    assert "cyber0 ledger fork" in machine.of(Notice)[-1].text
+
+
 def test_nothing_is_signed_before_a_quorum_has_said_what_it_holds():
     whole = played(WHOLE)
     machine = Restored(whole, KEPT)

@@ -240,7 +240,7 @@ def fork(
     if not signer.exists():
         raise InvalidConfig(f"there is no key {signer}: give the one that signs {file}, by --tls or --key")
     copied = new.with_name(new.name + "-key.pem")
-    if signer == beside and copied.exists():
+    if signer == beside and copied.exists() and not new.exists():
         raise InvalidConfig(f"{copied} exists, and may be the key of another run: name a new ledger")
     with open_ledger(file) as run:
         made = forked(run, run.head.rounds if rounds is None else rounds, private_key(signer), last)

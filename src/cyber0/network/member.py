@@ -143,6 +143,7 @@ class Member:
         self.welcomed, self.bye, self._sent, self._open, self._recalled = False, None, -1, -1, -1
         self._forget_followed()
         knows = self.position is not None
+        last = self.store.vote(self.store.newest) if knows and self.store.newest > self.commits else None
         return Hello(
             self.name,
             self.model.manifest,
@@ -156,6 +157,9 @@ class Member:
             meaning=self.model.meaning,
             key=self._public,
             signature=b"" if self.position is None else self.position.signature,
+            voted=0 if last is None else last.vote.round,
+            voted_link=b"" if last is None else last.link,
+            voted_signature=b"" if last is None else last.signature,
         )
 
     def _forget_followed(self) -> None:

@@ -153,13 +153,18 @@ def _other_past(state: State, event: Arrived) -> str:
 def _too_long(state: State, hello: Hello) -> str:
     """Return why a client that holds more commits than the ledger is refused; empty if it may give them back."""
     holds = f"it holds {hello.commits} commits, but only {state.round} rounds are decided"
-    run = b"" if state.identity is None else state.identity.digest
-    statement = link_statement(run, hello.commits, hello.head)
-    if state.identity is None or not is_by(state.identity.federator, hello.signature, statement):
+    if not _is_ours(state, hello.commits, hello.head, hello.signature):
         return f"{holds}, and it shows no signature of this federator after more"
     if state.fresh:
         return ""
     return f"{holds}, of which this federator has signed others since it was restored: go on by cyber0 ledger fork"
+
+
+def _is_ours(state: State, rounds: int, link: bytes, signature: bytes) -> bool:
+    """Return whether this federator has signed a link after so many rounds."""
+    if state.identity is None:
+        return False
+    return is_by(state.identity.federator, signature, link_statement(state.identity.digest, rounds, link))
 
 
 def _hold(state: State, event: Arrived, effects: list[Effect]) -> Transition:
@@ -254,6 +259,9 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     state = state.with_awaited(client) if keeps_up and counts else state.without_awaited([client])
     gathering = state.gathering and not state.who.places.keys() <= state.present.keys() | state.revoked | state.silent
     state = replace(state, gathering=gathering)
+    hello = event.hello
+    if hello.voted > state.round and _is_ours(state, hello.voted, hello.voted_link, hello.voted_signature):
+        state = replace(state, bound=max(state.bound, hello.voted))  # it has lost commits, too
     waits = state.extension is not None
     if gathering and not state.has_heard:
         state = replace(state, heard=state.heard | {client})

@@ -65,7 +65,8 @@ class Hello:
 
     `manifest` and `base` are the SHA-256 digests of the model's layout and of its initial weights; `head` is the last
     link of the chain it holds and `run` the digest of the run's identity, both empty where it knows none; `signature`
-    is the federator's, of that link. `key` is the public key of its votes.
+    is the federator's, of that link. Where it has voted after more commits than it holds, `voted`, `voted_link` and
+    `voted_signature` are the same of its last vote. `key` is the public key of its votes.
     `replayed` answers a `replay`. `layout` is the manifest itself, as the JSON whose digest it has: a client that knows
     no run sends it, so that the federator, which has no model, can write it down. `meaning` is JSON with a digest for
     each part of the client's task that decides what a label means.
@@ -84,6 +85,9 @@ class Hello:
     meaning: bytes = b"{}"
     key: bytes = b""
     signature: bytes = b""
+    voted: int = 0
+    voted_link: bytes = b""
+    voted_signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Invitation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., settings: _Optional[bytes] = ..., federator: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key", "signature")
+    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key", "signature", "voted", "voted_link", "voted_signature")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,9 @@ class Hello(_message.Message):
     MEANING_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    VOTED_FIELD_NUMBER: _ClassVar[int]
+    VOTED_LINK_FIELD_NUMBER: _ClassVar[int]
+    VOTED_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     manifest: bytes
@@ -94,7 +97,10 @@ class Hello(_message.Message):
     meaning: bytes
     key: bytes
     signature: bytes
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    voted: int
+    voted_link: bytes
+    voted_signature: bytes
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., voted: _Optional[int] = ..., voted_link: _Optional[bytes] = ..., voted_signature: _Optional[bytes] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("round", "scalars", "fingerprint", "signature")
