@@ -73,6 +73,11 @@ class CommitLog:
                 self._changes[number] = changes
         while self.end > self.first and self._record(self.end - 1) is None:
             self.end -= 1
+        self._cut()
+
+    def _cut(self) -> None:
+        """Remove what is after the last round."""
+        self._file.truncate(HEAD + (self.end - self.first) * self._size)
 
     def append(self, steps: Iterable[Step]) -> None:
         """Keep rounds that the client has applied; what it holds of other rounds in their place is forgotten."""
@@ -87,10 +92,12 @@ class CommitLog:
     def _write(self, steps: list[Step]) -> None:
         begin = steps[0].round
         if not self.first <= begin <= self.end or self.first == self.end:
-            self.first = begin
+            self.first = self.end = begin
+            self._cut()
             self._put(0, MAGIC + self.width.to_bytes(8, "little") + begin.to_bytes(8, "little"))
-        self.end = begin  # until the new ones are there
-        self._file.truncate(HEAD + (begin - self.first) * self._size)
+        if begin < self.end:
+            self.end = begin
+            self._cut()
         for step in steps:
             if step.changes:
                 self._write_changes(step.round, [change.fields() for change in step.changes])
