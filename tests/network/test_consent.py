@@ -266,6 +266,12 @@ def test_the_same_run_begun_anew_gets_no_second_vote(tmp_path):
     again = Chain(settings, key)
     with Store(tmp_path) as store:
         member = Member(settings, "client-0", StubModel(2), store, key=key)
+        assert member.hello().commits == 2
+        assert votes_of(member, again.welcome(), RoundOpen(0)) == []
+    (tmp_path / "commits").unlink()
+    with Store(tmp_path) as store:
+        member = Member(settings, "client-0", StubModel(2), store, key=key)
+        assert (member.hello().commits, member.hello().voted) == (0, 2)
         with pytest.raises(Refused, match="round 0 is open, but this client has voted in round 2"):
             votes_of(member, again.welcome(), RoundOpen(0))
 

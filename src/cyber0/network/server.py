@@ -34,6 +34,7 @@ from cyber0.protocol.catching_up import catch_up
 from cyber0.protocol.chain import Seal, link_statement
 from cyber0.protocol.codec import decode_from_client, encode, size_limit
 from cyber0.protocol.events import (
+    Adopt,
     Alarm,
     Arrived,
     ClientStream,
@@ -66,6 +67,7 @@ from cyber0.protocol.messages import (
     FromClient,
     FromFederator,
     Hello,
+    Recalled,
     Request,
     Vote,
 )
@@ -167,6 +169,7 @@ class Federator:
         self._deserted = asyncio.Event()  # no client is connected
         self._last: tuple[FromFederator | None, bytes] = None, b""
         self._handlers: dict[type[Effect], Callable[[Any], None]] = {
+            Adopt: self._adopt,
             Alarm: self._set_alarm,
             Evaluated: self._evaluated,
             RecordIdentity: self._record_identity,
@@ -337,6 +340,9 @@ class Federator:
                 self._hello(connection, message)
             case Request():
                 self._request(connection, message)
+            case Recalled():
+                if connection.stream is not None:
+                    self._step(Received(connection.stream, message))
             case _:
                 if connection.stream is not None and self.state.is_current(connection.stream):
                     self._talk_of(connection, connection.stream, message)
@@ -541,6 +547,15 @@ class Federator:
             counted = tuple(ballot.client for ballot in ballots if ballot.verdict == "counted")
             scalars = from_wire(effect.decision.scalars, self.settings.plan.rows)
             self._news.append(("after_round", Round(effect.decision.round, voted, counted, scalars)))
+
+    def _adopt(self, effect: Adopt) -> None:
+        """Write rounds that clients gave back; changes that were proposed meanwhile must be asked for again."""
+        self.ledger.append_all(effect.rounds)
+        self._settle(None)
+        self.tally.add(self.state.who.members)
+        if self._ending is not None and not self.state.is_finished:
+            self._ending.cancel()
+            self._ending = None
 
     def _set_patience(self, effect: Patience) -> None:
         if self._patience is not None:

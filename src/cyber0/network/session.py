@@ -24,7 +24,7 @@ from cyber0.network.liars import Liar
 from cyber0.network.log import Level, Said, counting
 from cyber0.network.member import Member, check_version
 from cyber0.network.model import Model
-from cyber0.network.store import Marks, Store
+from cyber0.network.store import Marks, Store, inherit_key
 from cyber0.printable import printable
 from cyber0.protocol.arrival import TAKEN
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
@@ -46,7 +46,10 @@ Watch = Callable[["Member | Liar"], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended for a client: its rounds, its fingerprint, its last evaluation, the hash of its chain."""
+    """How a run ended for a client: its rounds, its fingerprint, its last evaluation, the hash of its chain.
+
+    `unaudited` is how many rounds it picked to audit, whose votes the federator has lost.
+    """
 
     rounds: int
     fingerprint: int
@@ -54,6 +57,7 @@ class Outcome:
     loss: float | None
     reason: str
     head: bytes = b""
+    unaudited: int = 0
 
 
 def run_client(
@@ -75,6 +79,7 @@ def run_client(
     evaluates: bool = False,
     audit: float = 0.05,
     audit_budget: float = 2.0**20,
+    accept_lost: bool = False,
     expect: bytes | None = None,
     limits: Limits | None = None,
     marks: Path | None = None,
@@ -107,6 +112,7 @@ def run_client(
         evaluates: Whether to evaluate on the task's test samples and send the result.
         audit: How many rounds to decide again from their ballots: from 0, none, to 1, each before the next vote.
         audit_budget: Bytes per second that this may take, unless every round is audited.
+        accept_lost: Whether to go on where the federator has lost the votes of a round, though every one is audited.
         expect: The digest of the only run to take part in.
         limits: What the run may cost this machine; by default what stops the absurd.
         marks: A folder beside the key, with a file for each run that it has voted in.
@@ -148,12 +154,14 @@ def run_client(
         say(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
         folder = None if state is None else state / f"{state_digest(settings, trained).hex()[:16]}-{name}"
         _refuse_liar(folder, settings.federator, own_code)
+        if folder is not None and settings.parent is not None:
+            inherit_key(folder, settings.parent.run)
         store = Store(folder)
 
         def keep(proof: bytes) -> str:
             return store.save_evidence(with_certificates(proof, [settings.certificate]))
 
-        audits = Audits(audit, audit_budget, own_code=own_code, notice=say, keep=keep)
+        audits = Audits(audit, audit_budget, own_code=own_code, accepts_lost=accept_lost, notice=say, keep=keep)
         options: dict[str, Any] = {
             "expect": expect,
             "limits": allowed,
@@ -195,6 +203,8 @@ def _refuse_liar(folder: Path | None, federator: bytes, own_rule: bool) -> None:
 def state_digest(settings: Settings, model: Model) -> bytes:
     """Return a digest of what a client knows of a run before it says Hello; its state of that run is kept under it."""
     digests = [part.hex() for part in (model.manifest, model.base, model.meaning, settings.federator)]
+    if settings.parent is not None:  # another run under the same settings, for which it needs a folder of its own
+        digests += [settings.parent.run.hex(), settings.parent.salt.hex()]
     return hashlib.sha256(canonical([settings.agreement.model_dump(mode="json"), *digests])).digest()
 
 
@@ -231,7 +241,8 @@ def _outcome(member: Member, out: Path | None) -> Outcome:
         weights.write(out)
     accuracy, loss = (None, None) if member.evaluation is None else (member.evaluation.accuracy, member.evaluation.loss)
     reason = "" if member.bye is None else member.bye.reason
-    return Outcome(member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head)
+    found = member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head
+    return Outcome(*found, unaudited=member.audits.unaudited)
 
 
 async def attend(

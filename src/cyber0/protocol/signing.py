@@ -78,8 +78,8 @@ def public_key(path: Path) -> PublicKey:
     return key
 
 
-def key_beside(path: Path) -> PrivateKey:
-    """Return the key in a file that only its owner can read; it is made if it is not there.
+def key_beside(path: Path, like: Path | None = None) -> PrivateKey:
+    """Return the key in a file that only its owner can read; it is made if it is not there, or copied from another.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "key.pem"
@@ -88,7 +88,8 @@ def key_beside(path: Path) -> PrivateKey:
     """
     with suppress(FileExistsError):
         try:
-            data = new_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            made = new_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            data = made if like is None else like.read_bytes()
             path.touch(mode=0o600, exist_ok=False)
             path.write_bytes(data)
         except FileExistsError:
