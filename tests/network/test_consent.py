@@ -194,7 +194,7 @@ def test_the_terms_never_run_a_rule_of_the_federator(tmp_path, monkeypatch):
     member = Member(settings, "client-0", StubModel(4))
     member.receive([Bye("over", finished=True, final=True)], lambda _: None)
     assert not member.is_over  # it looked how many rounds there are
-    assert member.roster.last == settings.agreement.rounds
+    assert member.rounds == settings.agreement.rounds
 
 
 def test_a_client_shows_the_terms_before_it_votes(tmp_path):

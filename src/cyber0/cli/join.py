@@ -207,14 +207,14 @@ class Where:
         """Show where a member is."""
         self._member = member
         if self._bar is not None:
-            self._bar.update(member.commits, total=member.roster.last)
+            self._bar.update(member.commits, total=member.rounds)
 
     def _work(self) -> None:
         pause, begin, last = self.every, time.monotonic(), (time.monotonic(), 0)
         while not self._over.wait(pause):
             if self._member is None:
                 continue  # it says itself that it waits for a federator
-            now, commits, rounds = time.monotonic(), self._member.commits, self._member.roster.last
+            now, commits, rounds = time.monotonic(), self._member.commits, self._member.rounds
             text, rate = f"{self.name} has {commits:,} of {rounds:,} rounds", 0.0
             if commits > last[1]:
                 rate = (commits - last[1]) / (now - last[0])

@@ -322,4 +322,4 @@ class Audits:
 
 def _most(step: Step) -> int:
     """Return how many bytes the ballots of a round may have: more would only use up what audits may take."""
-    return len(step.before.roster.names) * BALLOTS * (len(step.scalars) + ROOM) + CHANGES
+    return step.before.roster.size * BALLOTS * (len(step.scalars) + ROOM) + CHANGES

@@ -10,7 +10,7 @@ from cyber0.errors import InvalidConfig, Refused
 from cyber0.network.audits import detection
 from cyber0.protocol.codec import encode
 from cyber0.protocol.messages import Committed, Vote
-from cyber0.protocol.roster import Roster
+from cyber0.protocol.outline import Outline
 from cyber0.protocol.settings import Settings
 
 __all__ = ["Limits", "terms"]
@@ -190,9 +190,9 @@ def _cost(settings: Settings) -> str:
 def _decision(settings: Settings, own_code: bool) -> str:
     agreement, quorum = settings.agreement, _quorum(settings, own_code)
     votes = "as many votes decide a round as the federator says" if quorum is None else f"{quorum} votes decide a round"
-    invited = agreement.invited_of(len(settings.roster))
-    drawn = "" if invited == len(settings.roster) else f", {invited} are invited to each round"
-    return f"{agreement.rule}, of {len(settings.roster):,} clients {agreement.byzantine:,} may lie{drawn}, {votes}"
+    invited = agreement.invited_of(agreement.clients)
+    drawn = "" if invited == agreement.clients else f", {invited} are invited to each round"
+    return f"{agreement.rule}, of {agreement.clients:,} clients {agreement.byzantine:,} may lie{drawn}, {votes}"
 
 
 def _quorum(settings: Settings, own_code: bool) -> int | None:
@@ -208,7 +208,9 @@ def _finality(settings: Settings, audit: float, own_code: bool) -> str:
         return "none that this client can check: the federator keeps no votes"
     if quorum is None:
         return "not known: only the rule's code could tell how many votes decide a round"
-    once = settings.finality(Roster.of(settings.agreement, settings.roster, quorum=quorum))
+    agreement = settings.agreement
+    outline = Outline((), (), agreement.byzantine, quorum, agreement.rounds, many=agreement.clients)
+    once = settings.finality(outline)
     checks = "every round" if audit >= 1 else "only a part of the rounds" if audit > 0 else "none"
     return f"{once}; for clients that check every round, and this one checks {checks}"
 

@@ -10,7 +10,6 @@ from cyber0.errors import UnknownName
 from cyber0.network.member import Member
 from cyber0.protocol.messages import Bye, FromFederator, Hello, Vote
 from cyber0.protocol.records import to_wire
-from cyber0.protocol.roster import Roster
 from cyber0.protocol.settings import Settings
 
 __all__ = ["LIES", "Liar"]
@@ -109,9 +108,9 @@ class Liar:
         return self.member.commits
 
     @property
-    def roster(self) -> Roster:
+    def rounds(self) -> int:
         """As in `Member`."""
-        return self.member.roster
+        return self.member.rounds
 
     @property
     def bye(self) -> Bye | None:

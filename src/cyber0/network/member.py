@@ -7,7 +7,7 @@ itself, and belong to the run that it was invited to.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
@@ -21,7 +21,7 @@ from cyber0.network.stored_position import position_facts, position_from
 from cyber0.protocol.catching_up import Forked, Position, Step, follow
 from cyber0.protocol.chain import Head, done_statement, vote_statement
 from cyber0.protocol.evidence import fork
-from cyber0.protocol.identity import Identity, meaning_from
+from cyber0.protocol.identity import Identity, meaning_from, packed_layout
 from cyber0.protocol.messages import (
     VERSION,
     Audit,
@@ -41,7 +41,7 @@ from cyber0.protocol.messages import (
     Vote,
     Welcome,
 )
-from cyber0.protocol.roster import Roster
+from cyber0.protocol.outline import Outline
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, encoded, sign
 
@@ -120,18 +120,21 @@ class Member:
         return b"" if self.position is None else self.position.head.link or b""
 
     @property
-    def roster(self) -> Roster:
-        """The roster of the open round."""
-        if self.position is None:  # without the quorum, which a rule would tell that may be the federator's code
-            return Roster.of(self.settings.agreement, self.settings.roster)
-        return self.position.roster
+    def rounds(self) -> int:
+        """How many rounds the run has."""
+        return self.settings.agreement.rounds if self.position is None else self.position.roster.last
+
+    @property
+    def _is_brief(self) -> bool:
+        """Whether an outline of the roster is enough: it checks nobody's votes, and is invited to all rounds."""
+        return self.audits.fraction == 0 and self.settings.agreement.participation == 1
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to do."""
         if self.bye is None or not self.bye.final:
             return False
-        return not self.bye.finished or self.commits == self.roster.last
+        return not self.bye.finished or self.commits == self.rounds
 
     @property
     def waits(self) -> bool:
@@ -153,7 +156,8 @@ class Member:
             b"" if self.position is None else self.position.identity.digest,
             self.evaluates,
             self._replayed,
-            layout=b"" if knows else self.model.layout,
+            layout=b"" if knows else packed_layout(self.model.layout),
+            brief=self._is_brief,
             meaning=self.model.meaning,
             key=self._public,
             signature=b"" if self.position is None else self.position.signature,
@@ -233,10 +237,8 @@ class Member:
         """Check that the run is the one it was invited to, or that it has been in before, and store which it is."""
         check_version(welcome.version)
         if self.position is None:
-            try:
-                identity = Identity.from_bytes(welcome.identity, welcome.roster)
-            except InvalidIdentity as error:
-                raise Refused(f"the federator welcomes to a run that cannot be used: {error}") from None
+            identity = self._identity(welcome)
+            self._check_wanted(identity)
             self._check_invited(identity)
             self._check_marks(identity)
             self.store.save_run(welcome.identity, welcome.roster)
@@ -245,10 +247,43 @@ class Member:
             self.notice(f"this is run {identity.digest.hex()}: whoever gives that to --expect takes part in no other")
         elif welcome.identity != self.position.identity.to_bytes():
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
+        elif isinstance(self.position.roster, Outline):
+            self._outlined(self.position, self.position.roster, self._identity(welcome))
         self.welcomed, self._replayed = True, False
         self._forget_followed()
         self.audits.lost(min(welcome.lost, welcome.round))
         return self.audits.again()
+
+    def _check_wanted(self, identity: Identity) -> None:
+        """Refuse an outline of the roster where this client checks votes: nobody's key is in it."""
+        if isinstance(identity.roster, Outline) and not self._is_brief:
+            raise Refused("the federator does not show who is on the roster: this client cannot check votes")
+
+    @staticmethod
+    def _identity(welcome: Welcome) -> Identity:
+        try:
+            return Identity.from_bytes(welcome.identity, welcome.roster, outlined=True)
+        except InvalidIdentity as error:
+            raise Refused(f"the federator welcomes to a run that cannot be used: {error}") from None
+
+    def _outlined(self, position: Position, outline: Outline, identity: Identity) -> None:
+        """Take the client's own key on the roster as it is now; or the whole roster, if it is to check votes by now.
+
+        How that has changed since can be told only by the commits, from the first one on.
+        """
+        if isinstance(identity.roster, Outline):
+            self._check_wanted(identity)
+            self.position = replace(position, roster=replace(outline, own=identity.roster.own))
+            return
+        self.notice("this client audits from now on: it replays all commits, to know who was on the roster")
+        self.store.save_run(identity.to_bytes(), identity.roster.to_bytes())
+        self._begin_anew(Position.start(identity))
+
+    def _begin_anew(self, position: Position) -> None:
+        self.store.forget_weights()
+        self.model.reset()
+        self.position, self._snapshot_at, self.evaluation = position, 0, None
+        self.audits.begin(position.identity, 0)
 
     def _check_marks(self, identity: Identity) -> None:
         """Refuse to vote with a key that has voted in this run, where what it said then is not known."""
@@ -281,7 +316,7 @@ class Member:
         roster = identity.roster
         checks = {
             "agreement": identity.agreement == expected.agreement and identity.protocol > 1,
-            "roster": roster.names == expected.roster and not roster.pending,
+            "roster": not roster.pending,
             "byzantine": roster.byzantine == expected.agreement.byzantine,
             "rounds": roster.rounds == expected.agreement.rounds,
             "quorum": _is_code(expected, identity) or roster.quorum == expected.quorum,
@@ -367,7 +402,7 @@ class Member:
             raise Refused(f"a commit from round {steps[0].round} on cannot be applied: {error}") from error
         self.position = steps[-1].after
         self._log(self.position.identity).append(steps)
-        self.limits.check_rounds(self.roster.last)
+        self.limits.check_rounds(self.rounds)
         due = self.commits - self._snapshot_at >= self.snapshot_every or not steps[-1].ballots  # which no log has
         if due and self.position.head.link is not None:
             self.snapshot()
@@ -381,7 +416,7 @@ class Member:
 
     def _vote(self, send: Send) -> None:
         position, number = self.position, self.commits
-        due = self._open == number != self._sent and number < self.roster.last
+        due = self._open == number != self._sent and number < self.rounds
         if position is None or not due or self.bye is not None or not position.is_signed:
             return
         if not self.audits.allows(number):
@@ -425,7 +460,7 @@ class Member:
         return Vote(vote.round, vote.scalars, vote.fingerprint, sign(self._key, statement))
 
     def _evaluate(self, send: Send) -> None:
-        last = self.commits == self.roster.last
+        last = self.commits == self.rounds
         due = self.evaluates and (last or self.commits % self.settings.evaluate_every == 0)
         if not due or (self.evaluation is not None and self.evaluation.round == self.commits):
             return
@@ -435,7 +470,7 @@ class Member:
 
     def _finish(self, send: Send) -> None:
         position = self.position
-        if position is None or self.bye is None or not self.bye.finished or self.commits < self.roster.last:
+        if position is None or self.bye is None or not self.bye.finished or self.commits < self.rounds:
             return
         if self._snapshot_at < self.commits:
             self.snapshot()
@@ -456,7 +491,7 @@ class Member:
         if known is None:
             return
         try:
-            identity = Identity.from_bytes(*known)
+            identity = Identity.from_bytes(*known, outlined=True)
         except InvalidIdentity as error:
             raise Refused(f"{self.store.folder} is damaged: {error}") from None
         self._check_marks(identity)
@@ -500,13 +535,9 @@ class Member:
         if self._replays > MAX_REPLAYS:
             raise Refused(f"the federator asks for a replay for the {self._replays}th time: this client stops")
         self.notice("the federator says that this client's weights are wrong: it replays all commits, and checks them")
-        self.store.forget_weights()
-        self.model.reset()
         if self.position is not None:
-            self.position = Position.start(self.position.identity)
-            self.audits.begin(self.position.identity, 0)
-        self._snapshot_at, self._replayed = 0, True
-        self.evaluation, self.welcomed = None, False
+            self._begin_anew(Position.start(self.position.identity))
+        self._replayed, self.welcomed = True, False
 
 
 def check_version(version: int) -> None:

@@ -57,7 +57,7 @@ def ask_federator(
     async def ask() -> Bye:
         channel = await connect(address, credentials, limit=LIMIT)
         try:
-            channel.put(encode(Ask()))
+            channel.put(encode(Ask(change.name)))
             invitation = await _answer(channel)
             if isinstance(invitation, Bye):
                 return invitation
@@ -116,4 +116,4 @@ def run_folder(state: Path, name: str, settings: Settings) -> Path:
 
 def _run_in(folder: Path) -> Identity:
     identity, _, roster = (folder / "run.json").read_bytes().partition(b"\n")
-    return Identity.from_bytes(identity, roster)
+    return Identity.from_bytes(identity, roster, outlined=True)

@@ -154,13 +154,14 @@ class Federator:
         self.over = asyncio.Event()
         self.reason, self.failure = "", None
         self._limit = size_limit(settings.plan.scalars)
-        self._invitation: tuple[tuple[str, ...] | None, bytes] = None, b""
+        self._members: tuple[tuple[str, ...], tuple[str, ...]] = (), ()  # of a roster, and those who are new on it
         self._proposals: list[asyncio.Future[int | None]] = []  # to be written with the open round
         self._audits = RateLimit(AUDIT_BURST, AUDIT_SECONDS)
         self._pages = BallotPages(ledger)
         self._signature = b""
         self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
         self._connections: dict[int, Connection] = {}
+        self._streams: dict[str, list[Connection]] = {}  # by client, as the transport has authenticated it
         self._listener: Listener | None = None
         self._empty = asyncio.Event()  # no connection is left
         self._alarm: asyncio.TimerHandle | None = None
@@ -292,7 +293,8 @@ class Federator:
         """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
         if connection.client is None:
             return
-        own = [other for other in self._connections.values() if other.client == connection.client]
+        own = self._streams.setdefault(connection.client, [])
+        own.append(connection)
         live = [other for other in own if not other.outlet.is_ended]
         if len(live) > MAX_STREAMS:
             self._dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
@@ -301,6 +303,8 @@ class Federator:
 
     def _ended(self, connection: Connection) -> None:
         del self._connections[connection.number]
+        if connection.client is not None and connection in (own := self._streams.get(connection.client, [])):
+            own.remove(connection)
         if self._listener is not None:
             self._listener.know(connection.number)
         if not self._connections:
@@ -334,8 +338,8 @@ class Federator:
 
     def _handle(self, connection: Connection, message: FromClient) -> None:
         match message:
-            case Ask(version=version):
-                self._ask(connection, version)
+            case Ask():
+                self._ask(connection, message)
             case Hello():
                 self._hello(connection, message)
             case Request():
@@ -347,20 +351,21 @@ class Federator:
                 if connection.stream is not None and self.state.is_current(connection.stream):
                     self._talk_of(connection, connection.stream, message)
 
-    def _ask(self, connection: Connection, version: int) -> None:
-        if version == VERSION:
-            connection.outlet.put(self._invite())
+    def _ask(self, connection: Connection, ask: Ask) -> None:
+        if ask.version == VERSION:
+            client = connection.client or ask.client
+            told = self.settings.invitation(self.public, self.certificate, client=client, admitted=self._admitted())
+            connection.outlet.put(encode(told))
         else:
-            bye = Bye(f"this federator speaks version {VERSION} of the protocol, not {version}", final=True)
+            bye = Bye(f"this federator speaks version {VERSION} of the protocol, not {ask.version}", final=True)
             self._dismiss(connection, bye)
 
-    def _invite(self) -> bytes:
-        """Return the invitation, which names those who were admitted since the run was founded."""
-        admitted = tuple(name for name in self.state.who.members if name not in self.settings.roster)
-        if self._invitation[0] != admitted:
-            told = replace(self.settings, admitted=admitted)
-            self._invitation = admitted, encode(told.invitation(self.public, self.certificate))
-        return self._invitation[1]
+    def _admitted(self) -> tuple[str, ...]:
+        """Return who was admitted since the run was founded."""
+        members = self.state.who.members
+        if self._members[0] is not members:
+            self._members = members, tuple(name for name in members if name not in self.settings.places)
+        return self._members[1]
 
     def _talk_of(self, connection: Connection, stream: ClientStream, message: FromClient) -> None:
         """Handle what a client says that is part of the run."""

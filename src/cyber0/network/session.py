@@ -146,7 +146,7 @@ def run_client(
         allowed.check_batch(settings, memory.available())
         with memory.at_most(allowed.bytes):
             chosen = task or load_task(settings.agreement, data, source, model)
-            place = (*settings.roster, *settings.admitted).index(name) if index is None else index
+            place = settings.place if index is None else index
             trained = LocalModel(settings.agreement, place, chosen, device, deal)
         shown: dict[str, Any] = {"secure": credentials is not None, "own_code": own_code}
         for text in terms(settings, trained.parameters.size, audit, **shown):
@@ -173,7 +173,7 @@ def run_client(
 
     try:
         options: dict[str, Any] = {"authority": authority, "give_up": give_up, "watch": watch, "notice": say}
-        asyncio.run(attend(address, make, credentials=credentials, **options))
+        asyncio.run(attend(address, make, name, credentials=credentials, **options))
         return _outcome(held[0], out)
     except Caught as caught:
         proof = with_certificates(caught.evidence, [held[0].settings.certificate])
@@ -184,9 +184,10 @@ def run_client(
 
 
 def _check_name(name: str, settings: Settings) -> None:
-    members = (*settings.roster, *settings.admitted)
-    if name not in members:
-        raise Refused(f"{name!r} is not on the roster: {printable(', '.join(members[:20]))}")
+    if settings.place < 0:
+        raise Refused(
+            f"{name!r} is not on the roster: ask the federation's operator for the name that you are to join by"
+        )
     if Path(name).name != name:  # it becomes the name of a folder, and may come from the federator
         raise Refused(f"name = {name!r} cannot name a folder")
 
@@ -248,6 +249,7 @@ def _outcome(member: Member, out: Path | None) -> Outcome:
 async def attend(
     address: str,
     make: Make,
+    name: str = "",
     *,
     credentials: Credentials | None = None,
     authority: x509.Certificate | None = None,
@@ -265,7 +267,7 @@ async def attend(
     cyber0.errors.Unreachable: no federator answers at 127.0.0.1:1: ...
     """
     with ThreadPoolExecutor(1, thread_name_prefix="member") as pool:
-        session = _Session(address, make, credentials, authority, watch, pool if threaded else None)
+        session = _Session(address, make, name, credentials, authority, watch, pool if threaded else None)
         since, pause = time.monotonic(), FIRST
         while True:
             problem = await session.once()
@@ -294,12 +296,14 @@ class _Session:
         self,
         address: str,
         make: Make,
+        name: str,
         credentials: Credentials | None,
         authority: x509.Certificate | None,
         watch: Watch,
         pool: ThreadPoolExecutor | None,
     ) -> None:
-        self.address, self.make, self.credentials, self.authority = address, make, credentials, authority
+        self.address, self.make, self.name = address, make, name
+        self.credentials, self.authority = credentials, authority
         self.watch, self.pool = watch, pool
         self.member: Any = None
         self.was_welcomed = False
@@ -346,7 +350,7 @@ class _Session:
         )
 
     async def _invited(self, channel: ClientChannel) -> "Member | Liar":
-        channel.put(encode(Ask()))
+        channel.put(encode(Ask(self.name)))
         for data in await channel.read():
             message = decode_from_federator(data, self._limit)
             if isinstance(message, Bye) and message.final:
@@ -359,7 +363,7 @@ class _Session:
         check_version(message.version)
         settings = Settings.from_invitation(message)
         check_federator(message, self.authority)
-        self._limit = size_limit(settings.plan.scalars)
+        self._limit = size_limit(settings.plan.scalars, settings.agreement.clients)
         self.member = await self._in_thread(self.make, settings)
         return self.member
 

@@ -3,7 +3,7 @@
 from cyber0.protocol.catching_up import Position
 from cyber0.protocol.chain import Anchor, Head
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.roster import Roster
+from cyber0.protocol.outline import roster_from
 
 __all__ = ["position_facts", "position_from"]
 
@@ -28,7 +28,7 @@ def position_from(identity: Identity, facts: dict[str, str]) -> Position | None:
         if facts["run"] != identity.digest.hex():
             return None
         head = Head(int(facts["commits"]), bytes.fromhex(facts["commit"]), bytes.fromhex(facts["link"]))
-        roster, anchor = Roster.from_bytes(facts["roster"].encode()), bytes.fromhex(facts["anchor"])
+        roster, anchor = roster_from(facts["roster"].encode()), bytes.fromhex(facts["anchor"])
         return Position(
             identity, head, roster, bytes.fromhex(facts["signature"]), Anchor.from_bytes(anchor) if anchor else None
         )

@@ -13,6 +13,7 @@ from cyber0.protocol.records import Ballot, Verdict
 __all__ = ["Votes", "add_late", "admit", "differing", "set_apart"]
 
 Ballots = Mapping[str, tuple[Ballot, ...]]
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
@@ -114,7 +115,7 @@ def _exclude(votes: Votes, client: str, *ballots: Ballot) -> Votes:
     return replace(votes, counted=counted, fingerprints=marks, judged=judged, excluded=votes.excluded | {client})
 
 
-def without(mapping: Map[str, Value], key: str) -> Map[str, Value]:
+def without(mapping: Map[Key, Value], key: Key) -> Map[Key, Value]:
     """Return a mapping without a key, which it need not have."""
     return mapping.delete(key) if key in mapping else mapping
 

@@ -2,13 +2,18 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
+from immutables import Map
+
 from cyber0.errors import InvalidIdentity
+from cyber0.protocol.admission import without
 from cyber0.protocol.chain import genesis, link_statement
 from cyber0.protocol.events import Alarm, Arrived, ClientStream, Effect, HangUp, Notice, RecordIdentity, Replay, Send
-from cyber0.protocol.identity import Identity, meaning_from
+from cyber0.protocol.identity import Identity, meaning_from, unpacked_layout
 from cyber0.protocol.messages import VERSION, Bye, Hello, RoundOpen, Welcome
+from cyber0.protocol.outline import Outline
 from cyber0.protocol.roster import Change
 from cyber0.protocol.signing import decoded, is_by
 from cyber0.protocol.state import State, Transition
@@ -42,7 +47,8 @@ def arrive(state: State, event: Arrived) -> Transition:
         effects = [HangUp(state.present[client].stream, TAKEN)]
     if event.hello.commits > state.round:
         return _hold(state, event, effects)
-    state = replace(state, present={**state.present, client: event})
+    holders = state.holders.set(event.hello.key, client) if state.identity is None else state.holders
+    state = replace(state, present=state.present.set(client, event), holders=holders)
     state, more = _gather(state) if state.identity is None else _welcome(state, state.identity, event)
     return state, effects + more
 
@@ -54,8 +60,9 @@ def leave(state: State, stream: ClientStream) -> State:
         return replace(state, ahead=ahead, asked=None if state.asked == stream else state.asked)
     if not state.is_current(stream):
         return state
-    present = {client: event for client, event in state.present.items() if client != stream.client}
-    return replace(state, present=present).without_awaited([stream.client])
+    gone, present = state.present[stream.client], state.present.delete(stream.client)
+    holders = without(state.holders, gone.hello.key)
+    return replace(state, present=present, holders=holders).without_awaited([stream.client])
 
 
 def farewell(state: State) -> Bye:
@@ -80,7 +87,7 @@ def _refusal(state: State, event: Arrived) -> str:
         meaning_from(hello.meaning)
     except InvalidIdentity as error:
         return str(error)
-    if hello.layout and hashlib.sha256(hello.layout).digest() != hello.manifest:
+    if hello.layout and hashlib.sha256(unpacked_layout(hello.layout)).digest() != hello.manifest:
         return f"its manifest {hello.manifest.hex()[:16]} is not the digest of the layout it sends"
     return _other_run(state.identity, hello) or _other_past(state, event)
 
@@ -110,11 +117,11 @@ def _gives_key(change: Change, client: str) -> bool:
     return change.name == client and change.kind in ("admit", "rotate")
 
 
-def _keys(state: State) -> dict[bytes, str]:
+def _keys(state: State) -> Mapping[bytes, str]:
     """Return whose public keys are known: those on the roster; before the run is founded, of those who are here."""
     if state.identity is not None:
         return state.who.owners
-    return {event.hello.key: client for client, event in state.present.items()}
+    return state.holders
 
 
 def _other_run(identity: Identity | None, hello: Hello) -> str:
@@ -195,7 +202,8 @@ def _gather(state: State) -> Transition:
     The identity pins the keys of those who are here; that of who comes later is written to the chain when it comes.
     """
     names, present = state.settings.roster, len(state.present)
-    if _most_common(state)[1] < state.settings.founders:
+    founders = state.settings.founders
+    if present < founders or _most_common(state)[1] < founders:
         return state, [Notice(f"{present} of {len(names)} are here: {_needed(state)}")]
     if present == len(names):
         return found(state)
@@ -228,14 +236,14 @@ def found(state: State) -> Transition:
         return state, [Notice(f"the run does not begin yet: {_needed(state)}")]
     applicants = state.present.values()
     same = [event.hello for event in applicants if _brings(event.hello) == (manifest, base, meaning)]
-    layout = next((hello.layout for hello in same if hello.layout), b"")
+    layout = unpacked_layout(next((hello.layout for hello in same if hello.layout), b""))
     found = {hello.name: hello.key for hello in same}  # who is refused may come back with another one
     keys = {**state.settings.keys, **found}
     identity = state.settings.identity(
         manifest, base, layout, meaning_from(meaning), keys=keys, federator=state.federator
     )
     first = {"head": genesis(identity.digest), "roster": identity.roster}
-    state = replace(state, identity=identity, **first, present={}, gathering=False)
+    state = replace(state, identity=identity, **first, present=Map(), holders=Map(), gathering=False)
     effects: list[Effect] = [RecordIdentity(identity)]
     for event in applicants:
         state, more = arrive(state, event)
@@ -246,8 +254,12 @@ def found(state: State) -> Transition:
 def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     stream, client, commits = event.stream, event.stream.client, event.hello.commits
     known = replace(event, hello=replace(event.hello, layout=b""))  # recorded by now
-    state = _enrolled(replace(state, present={**state.present, client: known}), client, event.hello.key)
-    told = Welcome(identity.to_bytes(), state.round, identity.roster.to_bytes(), lost=state.lost)
+    state = _enrolled(replace(state, present=state.present.set(client, known)), client, event.hello.key)
+    if not event.hello.brief:
+        roster = identity.roster.to_bytes()
+    else:
+        roster = Outline.of_roster(identity.roster, client, state.who.key(client)).to_bytes()
+    told = Welcome(identity.to_bytes(), state.round, roster, lost=state.lost)
     effects: list[Effect] = [Send(stream, told)]
     if commits < state.round:
         effects.append(Replay(stream, commits, state.round))
@@ -257,7 +269,7 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
     counts = state.who.key(client) == event.hello.key  # else from two rounds after its new key is written
     state = state.with_awaited(client) if keeps_up and counts else state.without_awaited([client])
-    gathering = state.gathering and not state.who.places.keys() <= state.present.keys() | state.revoked | state.silent
+    gathering = state.gathering and not _is_whole(state)
     state = replace(state, gathering=gathering)
     hello = event.hello
     if hello.voted > state.round and _is_ours(state, hello.voted, hello.voted_link, hello.voted_signature):
@@ -270,6 +282,14 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
         state = replace(state, extension=state.extension or 0)
         effects.append(Alarm(state.round, state.extension or 0, state.settings.seconds(0)))
     return state, effects
+
+
+def _is_whole(state: State) -> bool:
+    """Return whether the whole roster is here, apart from those who are not to be waited for."""
+    excused = state.revoked | state.silent
+    if len(state.present) + len(excused) < state.who.size:  # the rest takes time with many clients
+        return False
+    return all(name in state.present or name in excused for name in state.who.names)
 
 
 def _enrolled(state: State, client: str, key: bytes) -> State:

@@ -45,7 +45,7 @@ class Context:
     @property
     def invited(self) -> int:
         """How many clients are invited to a round."""
-        return self.identity.agreement.invited_of(len(self.roster.names))
+        return self.identity.agreement.invited_of(self.roster.size)
 
 
 def rule_of(identity: Identity, own_rule: bool = False) -> aggregation.Composition | None:

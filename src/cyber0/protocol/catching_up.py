@@ -10,6 +10,8 @@ from cyber0.protocol.chain import Anchor, Head, commit_hash, genesis, link_state
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger, Written
 from cyber0.protocol.messages import CatchUp, Committed
+from cyber0.protocol.outline import Outline
+from cyber0.protocol.records import u64
 from cyber0.protocol.roster import Change, Roster, canonical, changes_from
 from cyber0.protocol.signing import is_by
 
@@ -29,13 +31,27 @@ def catch_up(ledger: Ledger, first: int, stop: int, chunk: int = CHUNK) -> Itera
         for start in range(first, imported, step):
             yield _imported(ledger, start, min(start + step, imported))
         first = imported
-    step = max(1, chunk // (width + 32))
+    step, rosters = max(1, chunk // (width + 32)), _rosters(ledger)
     while first < stop:
         written = _up_to_signed(ledger, first, stop, step)
         if not written:
             return
-        yield _decided(first, written)
+        yield _decided(first, written, rosters)
         first += len(written)
+
+
+def _rosters(ledger: Ledger) -> list[tuple[int, bytes]]:
+    """Return the rounds after which the roster of a ledger is another one, with its digest."""
+    found, roster, last = list[tuple[int, bytes]](), ledger.adopted, ledger.head.rounds
+    for number, changes in ledger.changed():
+        if roster.pending and found[-1][0] + 1 < number:
+            roster = roster.after(())
+            found.append((found[-1][0] + 1, roster.digest))
+        roster = roster.after(changes)
+        found.append((number, roster.digest))
+    if roster.pending and found and found[-1][0] + 1 < last:
+        found.append((found[-1][0] + 1, roster.after(()).digest))
+    return found
 
 
 def _up_to_signed(ledger: Ledger, first: int, stop: int, step: int) -> list[Written]:
@@ -58,7 +74,7 @@ def _imported(ledger: Ledger, first: int, stop: int) -> CatchUp:
     return CatchUp(first, scalars, signature=last.signature, anchor=ledger.anchor.to_bytes())
 
 
-def _decided(first: int, rounds: list[Written]) -> CatchUp:
+def _decided(first: int, rounds: list[Written], rosters: list[tuple[int, bytes]]) -> CatchUp:
     scalars, hashes, signature, changed = list[bytes](), list[bytes](), b"", list[object]()
     for written in rounds:
         decision, signature = written.decision, written.signature
@@ -67,7 +83,9 @@ def _decided(first: int, rounds: list[Written]) -> CatchUp:
         if decision.changes:
             changed.append([decision.round, [change.fields() for change in decision.changes]])
     changes = canonical(changed) if changed else b""
-    return CatchUp(first, b"".join(scalars), b"".join(hashes), signature, changes)
+    here = range(first, first + len(rounds))
+    digests = b"".join(u64(number) + digest for number, digest in rosters if number in here)
+    return CatchUp(first, b"".join(scalars), b"".join(hashes), signature, changes, rosters=digests)
 
 
 @dataclass(frozen=True)
@@ -160,6 +178,7 @@ def follow(
 
 def _steps(position: Position, message: Committed | CatchUp, first: int, stop: int) -> list[Step]:
     width, changed, steps = 4 * position.identity.plan.scalars, _changes(message, first, stop), list[Step]()
+    digests = _digests(message)
     if message.ballots and position.head.link is None:
         raise Refused(f"the federator does not show the link after {position.head.rounds} imported rounds")
     for number in range(position.head.rounds, stop):
@@ -167,24 +186,34 @@ def _steps(position: Position, message: Committed | CatchUp, first: int, stop: i
         scalars, hashed = message.scalars[at * width : (at + 1) * width], message.ballots[32 * at : 32 * at + 32]
         if number >= position.roster.last:
             raise Refused(f"the federator sends round {number}: the run has {position.roster.last}")
-        steps.append(_step(position, scalars, hashed, changed.get(number, ())))
+        steps.append(_step(position, scalars, hashed, changed.get(number, ()), digests.get(number, b"")))
         position = steps[-1].after
     return steps
 
 
-def _step(position: Position, scalars: bytes, hashed: bytes, changes: tuple[Change, ...]) -> Step:
+def _step(position: Position, scalars: bytes, hashed: bytes, changes: tuple[Change, ...], digest: bytes) -> Step:
     head = position.head
     commit = commit_hash(head.commit, head.rounds, scalars)
     if not hashed or head.link is None:
         after = replace(position, head=Head(head.rounds + 1, commit, None), signature=b"", anchor=None)
         return Step(position, scalars, b"", (), after)
-    roster = _roster_after(position.roster, changes)
+    roster = _roster_after(position.roster, changes, digest)
     anchor = Anchor(head.link, hashed, roster.digest)
     following = Head(head.rounds + 1, commit, anchor.following(commit))
     return Step(position, scalars, hashed, changes, Position(position.identity, following, roster, b"", anchor))
 
 
-def _roster_after(roster: Roster, changes: tuple[Change, ...]) -> Roster:
+def _digests(message: Committed | CatchUp) -> dict[int, bytes]:
+    """Return the digests of the rosters after rounds in which they change, as the federator says."""
+    if isinstance(message, Committed):
+        return {message.round: message.roster}
+    parts = (message.rosters[at : at + 40] for at in range(0, len(message.rosters), 40))
+    return {int.from_bytes(part[:8], "little"): part[8:] for part in parts}
+
+
+def _roster_after(roster: Roster, changes: tuple[Change, ...], digest: bytes) -> Roster:
+    if isinstance(roster, Outline):
+        return roster.following(changes, digest)
     if not changes:
         return roster.after(())
     try:

@@ -16,7 +16,8 @@ from cyber0.protocol.records import Verdict
 __all__ = ["decode_from_client", "decode_from_federator", "encode", "size_limit"]
 
 LIMIT = 2**20  # bytes of a message, where the scalars of a round need no more
-LAYOUT = 2**19  # bytes of a model's layout: thousands of tensors
+LAYOUT = 2**19  # bytes of a model's layout, compressed: hundred thousands of tensors
+ENTRY = 256  # bytes of a client on a roster
 MEANING = 2**14  # bytes of a task's digests
 CHANGES = 2**16  # bytes of changes of the roster
 CERTIFICATE = 2**13  # bytes
@@ -35,6 +36,7 @@ OPTIONAL = {"vote": ["fingerprint"], "evaluation": ["accuracy"]}  # None where t
 # What a field must be, beyond its type on the wire.
 RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda name: 0 < len(name) <= 100 and name.isprintable(), "1 to 100 printable characters"),
+    "client": (lambda name: len(name) <= 100 and name.isprintable(), "at most 100 printable characters"),
     "manifest": (lambda digest: len(digest) == 32, "a digest of 32 bytes"),
     "base": (lambda digest: len(digest) == 32, "a digest of 32 bytes"),
     "head": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
@@ -46,6 +48,7 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "voted_signature": (lambda signature: len(signature) in (0, 64), "64 bytes, or empty"),
     "ballots": (lambda hashes: len(hashes) % 32 == 0, "hashes of 32 bytes each"),
     "anchor": (lambda anchor: len(anchor) in (0, 96), "96 bytes, or empty"),
+    "rosters": (lambda rosters: len(rosters) % 40 == 0, "rounds and digests of 40 bytes together"),
     "changes": (lambda changes: len(changes) <= CHANGES, f"at most {CHANGES} bytes"),
     "change": (lambda change: len(change) <= CHANGES, f"at most {CHANGES} bytes"),
     "certificate": (lambda certificate: len(certificate) <= CERTIFICATE, f"at most {CERTIFICATE} bytes"),
@@ -98,13 +101,13 @@ def decode_from_federator(data: bytes, limit: int = LIMIT) -> FromFederator:
     return _decode(data, limit, wire.ToClient(), "the federator")
 
 
-def size_limit(scalars: int) -> int:
-    """Return how many bytes a message may have in a run with so many scalars per round.
+def size_limit(scalars: int, clients: int = 0) -> int:
+    """Return how many bytes a message may have in a run with so many scalars per round, and a roster of so many.
 
-    >>> size_limit(64), size_limit(2**20)
-    (1048576, 4198400)
+    >>> size_limit(64), size_limit(2**20), size_limit(64, clients=10_000)
+    (1048576, 4198400, 2560000)
     """
-    return max(LIMIT, 4 * scalars + 4096)
+    return max(LIMIT, 4 * scalars + 4096, ENTRY * clients)
 
 
 def _decode(data: bytes, limit: int, envelope: wire.ToFederator | wire.ToClient, whose: str) -> Any:

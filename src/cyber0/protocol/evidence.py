@@ -158,7 +158,8 @@ def judge(data: bytes, own_rule: bool = False) -> Judgement:
     """
     fields = _fields(data)
     try:
-        identity = Identity.from_bytes(fields["identity"].encode(), fields["roster"].encode())
+        outlined = fields["kind"] == "fork"  # which needs nobody's key but the federator's
+        identity = Identity.from_bytes(fields["identity"].encode(), fields["roster"].encode(), outlined=outlined)
         if not identity.signs:
             raise InvalidEvidence("it is about a run whose votes are not signed")
         return _JUDGES[fields["kind"]](identity, fields, own_rule)

@@ -6,6 +6,7 @@ roster and the model's layout by their digests; both are kept beside it.
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ from cyber0.directions.select import host, is_numpy
 from cyber0.errors import Cyber0Error, InvalidIdentity, UnknownName
 from cyber0.parameters import Entry, Manifest, Parameters
 from cyber0.plan import Plan
+from cyber0.protocol.outline import roster_from
 from cyber0.protocol.records import Decision, from_wire
 from cyber0.protocol.roster import Roster, canonical
 
@@ -30,6 +32,8 @@ __all__ = [
     "layout_from",
     "meaning_bytes",
     "meaning_from",
+    "packed_layout",
+    "unpacked_layout",
 ]
 
 PROTOCOL = 2
@@ -39,6 +43,7 @@ OLDER = (  # those of version 1, and of the first ledgers
     ("base", "config", "keep_votes", "layout", "manifest", "protocol", "roster"),
 )
 BASE_DOMAIN = b"cyber0 base 1\0"
+LARGEST = 2**24  # bytes of a layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +134,8 @@ class Identity:
     def __post_init__(self) -> None:
         if isinstance(self.agreement, RunConfig):  # of which all but the agreement is no matter of the other parties
             object.__setattr__(self, "agreement", self.agreement.agreement)
-        if len(self.roster.names) != self.agreement.clients:
-            raise InvalidIdentity(
-                f"roster names {len(self.roster.names)} clients, but clients = {self.agreement.clients}"
-            )
+        if self.roster.size != self.agreement.clients:
+            raise InvalidIdentity(f"roster names {self.roster.size} clients, but clients = {self.agreement.clients}")
         _check_digest("manifest", self.manifest)
         _check_digest("base", self.base)
         for part, digest in self.meaning.items():
@@ -195,8 +198,10 @@ class Identity:
         return canonical(fields if self.parent is None else fields | {"parent": self.parent.fields()})
 
     @classmethod
-    def from_bytes(cls, data: bytes, roster: bytes = b"", layout: bytes = b"") -> "Identity":
+    def from_bytes(cls, data: bytes, roster: bytes = b"", layout: bytes = b"", *, outlined: bool = False) -> "Identity":
         """Return the identity in these bytes; unknown fields and JSON that is not canonical are refused.
+
+        `outlined` allows an outline in place of the roster: it proves nothing about anybody's key.
 
         An agreement may lack keys that are newer than it: they have their defaults, and its digest stays. In version 1
         roster and layout are in the identity itself; the first ledgers have the whole configuration of a run in place
@@ -208,7 +213,8 @@ class Identity:
         """
         fields = _fields(data)
         try:
-            identity = _first(fields) if fields["protocol"] == 1 else _second(fields, roster, layout)
+            who = (roster_from if outlined else Roster.from_bytes)(roster) if fields["protocol"] > 1 else None
+            identity = _first(fields) if who is None else _second(fields, who, layout)
             object.__setattr__(identity, "written", data)
             canonical_data = canonical(fields)
         except InvalidIdentity:
@@ -244,6 +250,25 @@ def layout_bytes(manifest: Manifest) -> bytes:
     """
     layout = [[entry.name, list(entry.shape), entry.dtype] for entry in manifest.entries]
     return json.dumps(layout, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def packed_layout(layout: bytes) -> bytes:
+    """Return a layout as it travels, compressed: names of tensors repeat themselves."""
+    return zlib.compress(layout) if layout else b""
+
+
+def unpacked_layout(data: bytes) -> bytes:
+    """Return a layout that came from the network; empty where there is none, or where it is none.
+
+    >>> unpacked_layout(packed_layout(b"[]")), unpacked_layout(b"what?")
+    (b'[]', b'')
+    """
+    try:
+        stream = zlib.decompressobj()
+        layout = stream.decompress(data, LARGEST)
+        return layout if stream.eof else b""
+    except zlib.error:
+        return b""
 
 
 def layout_from(data: bytes) -> Manifest:
@@ -327,8 +352,7 @@ def _first(fields: dict[str, Any]) -> Identity:
     )
 
 
-def _second(fields: dict[str, Any], roster: bytes, layout: bytes) -> Identity:
-    who = Roster.from_bytes(roster)
+def _second(fields: dict[str, Any], who: Roster, layout: bytes) -> Identity:
     if who.digest.hex() != fields["roster"]:
         raise InvalidIdentity(f"roster = {fields['roster']} is not the digest of the roster, {who.digest.hex()}")
     if type(fields["semantics"]) is not int or not 1 <= fields["semantics"] <= SEMANTICS:

@@ -14,7 +14,7 @@ from cyber0.errors import InvalidLedger
 from cyber0.protocol.chain import Anchor, Head, Seal, advance, commit_hashes, genesis
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.records import Ballot, Decision
-from cyber0.protocol.roster import Roster
+from cyber0.protocol.roster import Change, Roster
 
 __all__ = ["ExportedRun", "Ledger", "Memory", "Report", "Written"]
 
@@ -150,6 +150,10 @@ class Ledger(Protocol):
 
     def commits(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return the scalars of the rounds from `start` to `stop - 1`, one after another."""
+        ...
+
+    def changed(self) -> list[tuple[int, tuple[Change, ...]]]:
+        """Return the rounds with which changes of the roster are written, and those changes."""
         ...
 
     def head_at(self, rounds: int) -> Head:
@@ -324,6 +328,10 @@ class Memory:
     def commits(self, start: int = 0, stop: int | None = None) -> bytes:
         """As in `Ledger`."""
         return b"".join(decision.scalars for decision in self.decisions(start, stop))
+
+    def changed(self) -> list[tuple[int, tuple[Change, ...]]]:
+        """As in `Ledger`."""
+        return [(decision.round, decision.changes) for decision in self.decisions() if decision.changes]
 
     def head_at(self, rounds: int) -> Head:
         """As in `Ledger`."""

@@ -122,7 +122,7 @@ def _propose(state: State, changes: tuple[Change, ...]) -> Transition:
         return state, [Notice(f"the roster stays as it is: {error}", level="warning")]
     gone = {change.name for change in changes if change.kind == "revoke"}
     effects: list[Effect] = [Notice(f"{change.text}: in force two rounds after it is written") for change in changes]
-    for client in sorted(gone & state.present.keys()):
+    for client in sorted(name for name in gone if name in state.present):
         stream = state.present[client].stream
         effects.append(HangUp(stream, REVOKING))
         state = leave(state, stream)
@@ -282,7 +282,8 @@ def _commit(state: State, decision: Decision, effects: list[Effect], now: float)
     roster = (state.roster or state.who).after(decision.changes)
     head = advance(state.head, decision, roster)
     hashed, changes = decision.ballots_hash, changes_to_bytes(decision.changes)
-    commit = Committed(decision.round, decision.scalars, hashed, changes=changes)
+    moved = b"" if roster is state.roster else roster.digest
+    commit = Committed(decision.round, decision.scalars, hashed, changes=changes, roster=moved)
     streams = [event.stream for event in state.present.values()]
     effects += [Record(decision, head), *(Send(stream, commit) for stream in streams)]
     voted, previous = cast("Map[str, Any]", state.votes.counted), state.head.link or b""

@@ -41,8 +41,9 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A client that knows only the federator's address asks what is trained there."""
+    """A client that knows only the federator's address asks what is trained there, and for its place on the roster."""
 
+    client: str = ""
     version: int = VERSION
 
 
@@ -68,7 +69,8 @@ class Hello:
     is the federator's, of that link. Where it has voted after more commits than it holds, `voted`, `voted_link` and
     `voted_signature` are the same of its last vote. `key` is the public key of its votes.
     `replayed` answers a `replay`. `layout` is the manifest itself, as the JSON whose digest it has: a client that knows
-    no run sends it, so that the federator, which has no model, can write it down. `meaning` is JSON with a digest for
+    no run sends it, compressed, so that the federator, which has no model, can write it down. `brief`: the client needs
+    of the roster only an outline, since it checks nobody's votes. `meaning` is JSON with a digest for
     each part of the client's task that decides what a label means.
     """
 
@@ -88,6 +90,7 @@ class Hello:
     voted: int = 0
     voted_link: bytes = b""
     voted_signature: bytes = b""
+    brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The run's identity in canonical bytes, its first roster, and the round that is open.
+    """The run's identity in canonical bytes, its first roster or an outline of it, and the round that is open.
 
     The votes of some of the first `lost` rounds are lost, and cannot be audited.
     """
@@ -186,6 +189,7 @@ class Committed:
         ballots: The hash of the round's ballots, by which the client knows the next link.
         signature: The federator's, of that link.
         changes: Of the roster, in JSON, that are written with this round.
+        roster: The digest of the roster after it, where that is another one than before.
 
     """
 
@@ -194,6 +198,7 @@ class Committed:
     ballots: bytes = b""
     signature: bytes = b""
     changes: bytes = b""
+    roster: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +213,8 @@ class CatchUp:
         changes: Of the roster, in JSON: a list of rounds and the changes that were written with them.
         anchor: In place of `ballots`, where they are not known since the run was imported: what the last link was made
             of.
+        rosters: For each round after which the roster is another one, its number in eight bytes, little-endian, and the
+            digest of that roster.
 
     """
 
@@ -217,6 +224,7 @@ class CatchUp:
     signature: bytes = b""
     changes: bytes = b""
     anchor: bytes = b""
+    rosters: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

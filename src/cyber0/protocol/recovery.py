@@ -36,7 +36,7 @@ def go_on(state: State, effects: list[Effect]) -> Transition:
         effects.append(
             Notice(f"clients have given back what was lost: {state.round} rounds are decided", level="warning")
         )
-    state = replace(state, ahead={}, asked=None, moved=False, present={}, awaited=frozenset(), waiting=Map())
+    state = replace(state, ahead={}, asked=None, moved=False, present=Map(), awaited=frozenset(), waiting=Map())
     state = replace(state, extension=None)
     for event in waiting:
         state, more = arrive(state, event)

@@ -128,6 +128,11 @@ class Roster:
         quorum = quorum or agreement.quorum or 2 * agreement.byzantine + 1
         return cls(names, tuple(known.get(n, b"") for n in names), agreement.byzantine, quorum, agreement.rounds)
 
+    @property
+    def size(self) -> int:
+        """How many clients are on it."""
+        return len(self.names)
+
     @cached_property
     def places(self) -> dict[str, int]:
         """The place of each client."""
@@ -153,9 +158,13 @@ class Roster:
         place = self.places.get(name)
         return b"" if place is None else self.keys[place]
 
-    @cached_property
+    @property
     def digest(self) -> bytes:
         """SHA-256 of a domain and its bytes: links of the chain contain it."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
         return hashlib.sha256(DOMAIN + self.to_bytes()).digest()
 
     def to_bytes(self) -> bytes:

@@ -15,12 +15,20 @@ from cyber0.protocol.decide import quorum
 from cyber0.protocol.identity import Identity, Parent, layout_from
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.messages import Invitation
+from cyber0.protocol.outline import Outline
 from cyber0.protocol.roster import Roster
 
 __all__ = ["Settings"]
 
 FLOOR = 0.02  # seconds that a round waits for others after its quorum in any case
-OWN = ("certificate", "federator", "keys", "rotates", "semantics")  # what the JSON of an invitation does not have
+OWN = (
+    "certificate",
+    "federator",
+    "keys",
+    "roster",
+    "rotates",
+    "semantics",
+)  # what the JSON of an invitation does not have
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,8 @@ class Settings:
     ('client-0', 'client-1', 'client-2', 'client-3')
     >>> settings.quorum, settings.vote_bytes, settings.seconds(extension=2)
     (3, 8, 240.0)
-    >>> Settings.from_invitation(settings.invitation()) == settings
-    True
+    >>> Settings.from_invitation(settings.invitation(client="client-2")).place
+    2
     """
 
     agreement: Agreement
@@ -51,7 +59,7 @@ class Settings:
     federator: bytes = b""  # of an invitation: the public key that signs the chain
     certificate: bytes = b""  # of that key, in DER, if it has one
     keys: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # of a federator: those it knows beforehand
-    admitted: tuple[str, ...] = ()  # of an invitation: who was admitted since the run was founded
+    place: int = -1  # of an invitation, which has no roster: where its client is; -1 if it is nowhere
     rotates: bool = False  # of a federator: whether a client that comes with a new key may go on with it
     semantics: int = aggregation.SEMANTICS  # of a federator: the version of what the rule computes
     parent: Parent | None = None  # the run whose first rounds it begins with
@@ -59,16 +67,16 @@ class Settings:
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
             raise InvalidConfig(f"roster = {self.roster} names a client twice: names must differ")
-        if len(self.roster) != self.agreement.clients:
+        if self.roster and len(self.roster) != self.agreement.clients:
             raise InvalidConfig(f"the roster names {len(self.roster)} clients, but clients = {self.agreement.clients}")
         if not 0 <= self.patience < float("inf"):
             raise InvalidConfig(f"patience = {self.patience!r} must be a number of at least 0")
         for name in ("deadline", "longest"):
             if not 0 < getattr(self, name) < 2**32:  # the integers of strangers may be too large for a float
                 raise InvalidConfig(f"{name} = {getattr(self, name)!r} must be a number of seconds above 0")
-        for name in ("fingerprint_every", "evaluate_every"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} = {getattr(self, name)!r} must be an integer of at least 1")
+        for name, least in (("fingerprint_every", 1), ("evaluate_every", 1), ("place", -1)):
+            if type(getattr(self, name)) is not int or getattr(self, name) < least:
+                raise InvalidConfig(f"{name} = {getattr(self, name)!r} must be an integer of at least {least}")
 
     @classmethod
     def of(cls, config: RunConfig, roster: tuple[str, ...] | None = None, **options: Any) -> "Settings":
@@ -143,7 +151,7 @@ class Settings:
     @cached_property
     def quorum(self) -> int:
         """The fewest votes that decide a round at first."""
-        return self.quorum_of(len(self.roster), self.agreement.byzantine)
+        return self.quorum_of(self.agreement.clients, self.agreement.byzantine)
 
     def quorum_of(self, clients: int, byzantine: int) -> int:
         """Return the fewest votes that decide a round with so many clients, so many of which may lie.
@@ -171,7 +179,7 @@ class Settings:
         >>> settings.finality(settings.first)
         'a commit is final once 7 of 10 invited clients have voted after it: the quorum is 7'
         """
-        invited = self.agreement.invited_of(len(roster.names))
+        invited = self.agreement.invited_of(roster.size)
         needed = (invited + roster.byzantine) // 2 + 1
         once = f"a commit is final once {needed} of {invited} invited clients have voted after it"
         if roster.quorum < needed:
@@ -189,8 +197,9 @@ class Settings:
         >>> Settings.of(RunConfig(clients=10, byzantine=2)).founders
         7
         """
-        absent = self.agreement.invited_of(len(self.roster)) - self.quorum  # of whom a round can do without
-        return max(len(self.roster) // 2 + 1, len(self.roster) - absent)
+        clients = self.agreement.clients
+        absent = self.agreement.invited_of(clients) - self.quorum  # of whom a round can do without
+        return max(clients // 2 + 1, clients - absent)
 
     @property
     def vote_bytes(self) -> int:
@@ -203,7 +212,7 @@ class Settings:
 
     def voters(self, round: int, roster: Roster) -> tuple[str, ...]:  # noqa: A002
         """Return who is invited to a round, drawn by the seed: federator and clients come to the same names."""
-        clients = len(roster.names)
+        clients = roster.size
         invited = self.agreement.invited_of(clients)
         if invited == clients:
             return roster.names
@@ -217,9 +226,11 @@ class Settings:
 
     def is_invited(self, client: str, round: int, roster: Roster) -> bool:  # noqa: A002
         """Return whether a client is invited to a round."""
-        return (
-            client in roster.places if self.voters(round, roster) is roster.names else client in self._drawn["last"][3]
-        )
+        if isinstance(roster, Outline):  # which only a client has that is invited to all rounds
+            return True
+        if self.voters(round, roster) is roster.names:
+            return client in roster.places
+        return client in self._drawn["last"][3]
 
     def patient(self, pace: Sequence[float]) -> float:
         """Return how many seconds a round waits for others after its quorum, if quorums took so long lately.
@@ -253,10 +264,21 @@ class Settings:
         rest = known, self.keep_votes, dict(meaning or {}), federator
         return Identity(self.agreement, roster, *digests, *rest, semantics=self.semantics)
 
-    def invitation(self, federator: bytes = b"", certificate: bytes = b"") -> Invitation:
-        """Return what a client that asks is sent, with the federator's public key and the certificate of that key."""
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each client of the roster that the run begins with."""
+        return {name: place for place, name in enumerate(self.roster)}
+
+    def invitation(
+        self, federator: bytes = b"", certificate: bytes = b"", *, client: str = "", admitted: Sequence[str] = ()
+    ) -> Invitation:
+        """Return what a client that asks is sent, with the federator's public key and the certificate of that key.
+
+        `admitted` are those who were admitted since the run was founded: their places come after those of the others.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OWN}
-        values |= {"agreement": self.agreement.model_dump(mode="json")}
+        later = len(self.roster) + admitted.index(client) if client in admitted else -1
+        values |= {"agreement": self.agreement.model_dump(mode="json"), "place": self.places.get(client, later)}
         if self.parent is None:
             del values["parent"]
         else:
@@ -269,13 +291,12 @@ class Settings:
         try:
             values = cast("dict[str, Any]", json.loads(invitation.settings))
             agreement = Agreement(**values.pop("agreement"))
-            roster, admitted = (tuple(map(str, values.pop(name))) for name in ("roster", "admitted"))
             parent = Parent.of(values.pop("parent", None))
             for name in OWN:
                 if name in values:
                     raise InvalidConfig(f"{name} is not for an invitation to say")
             key: dict[str, Any] = {"federator": invitation.federator, "certificate": invitation.certificate}
-            return cls(agreement, roster, **values, **key, admitted=admitted, parent=parent)
+            return cls(agreement, (), **values, **key, parent=parent)
         except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Refused(f"the federator's invitation cannot be used: {error}") from None
 

@@ -205,13 +205,18 @@ class File:
     def _roster_at_head(self) -> Roster:
         if self._schema == 1:
             return self.identity.roster
-        imported, roster = self.imported, self.adopted
-        changed = self._all("SELECT round, changes FROM rounds WHERE changes != x'' ORDER BY round")
-        at = imported  # the next round whose changes are not made yet
-        for number, changes in changed:
+        roster, at = self.adopted, self.imported  # the next round whose changes are not made yet
+        for number, changes in self.changed():
             roster = roster if number == at else roster.after(())
-            roster, at = roster.after(changes_from(_bytes(changes))), number + 1
+            roster, at = roster.after(changes), number + 1
         return roster if at == self._stop(None) else roster.after(())
+
+    def changed(self) -> list[tuple[int, tuple[Change, ...]]]:
+        """As in `Ledger`."""
+        if self._schema == 1:
+            return []
+        rows = self._all("SELECT round, changes FROM rounds WHERE changes != x'' ORDER BY round")
+        return [(number, changes_from(_bytes(changes))) for number, changes in rows]
 
     def found(self, identity: Identity) -> None:
         """As in `Ledger`."""

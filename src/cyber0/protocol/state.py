@@ -34,7 +34,8 @@ class State:
     roster: Roster | None = None  # as the chain has it, once the run is founded
     proposed: tuple[Change, ...] = ()  # to be written with the open round
     revoked: frozenset[str] = frozenset()  # whose revocation is proposed or pending
-    present: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # who is sent each commit
+    present: Map[str, Arrived] = Map()  # noqa: RUF009 - who is sent each commit
+    holders: Map[bytes, str] = Map()  # noqa: RUF009 - whose keys they bring, until the run is founded
     awaited: frozenset[str] = frozenset()  # those of them that keep up
     waiting: Map[str, None] = Map()  # noqa: RUF009 - those of them whose votes the open round still waits for
     diverged: frozenset[str] = frozenset()  # whose weights are known to be wrong

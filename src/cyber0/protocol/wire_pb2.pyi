@@ -49,10 +49,12 @@ class ToClient(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., round_open: _Optional[_Union[RoundOpen, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ..., page: _Optional[_Union[Page, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
 
 class Ask(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "client")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    client: str
+    def __init__(self, version: _Optional[int] = ..., client: _Optional[str] = ...) -> None: ...
 
 class Invitation(_message.Message):
     __slots__ = ("version", "settings", "federator", "certificate")
@@ -67,7 +69,7 @@ class Invitation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., settings: _Optional[bytes] = ..., federator: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key", "signature", "voted", "voted_link", "voted_signature")
+    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key", "signature", "voted", "voted_link", "voted_signature", "brief")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +86,7 @@ class Hello(_message.Message):
     VOTED_FIELD_NUMBER: _ClassVar[int]
     VOTED_LINK_FIELD_NUMBER: _ClassVar[int]
     VOTED_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    BRIEF_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     manifest: bytes
@@ -100,7 +103,8 @@ class Hello(_message.Message):
     voted: int
     voted_link: bytes
     voted_signature: bytes
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., voted: _Optional[int] = ..., voted_link: _Optional[bytes] = ..., voted_signature: _Optional[bytes] = ...) -> None: ...
+    brief: bool
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., voted: _Optional[int] = ..., voted_link: _Optional[bytes] = ..., voted_signature: _Optional[bytes] = ..., brief: _Optional[bool] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("round", "scalars", "fingerprint", "signature")
@@ -191,34 +195,38 @@ class RoundOpen(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("round", "scalars", "ballots", "signature", "changes")
+    __slots__ = ("round", "scalars", "ballots", "signature", "changes", "roster")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SCALARS_FIELD_NUMBER: _ClassVar[int]
     BALLOTS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
     round: int
     scalars: bytes
     ballots: bytes
     signature: bytes
     changes: bytes
-    def __init__(self, round: _Optional[int] = ..., scalars: _Optional[bytes] = ..., ballots: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., changes: _Optional[bytes] = ...) -> None: ...
+    roster: bytes
+    def __init__(self, round: _Optional[int] = ..., scalars: _Optional[bytes] = ..., ballots: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., changes: _Optional[bytes] = ..., roster: _Optional[bytes] = ...) -> None: ...
 
 class CatchUp(_message.Message):
-    __slots__ = ("first", "scalars", "ballots", "signature", "changes", "anchor")
+    __slots__ = ("first", "scalars", "ballots", "signature", "changes", "anchor", "rosters")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     SCALARS_FIELD_NUMBER: _ClassVar[int]
     BALLOTS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    ROSTERS_FIELD_NUMBER: _ClassVar[int]
     first: int
     scalars: bytes
     ballots: bytes
     signature: bytes
     changes: bytes
     anchor: bytes
-    def __init__(self, first: _Optional[int] = ..., scalars: _Optional[bytes] = ..., ballots: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., changes: _Optional[bytes] = ..., anchor: _Optional[bytes] = ...) -> None: ...
+    rosters: bytes
+    def __init__(self, first: _Optional[int] = ..., scalars: _Optional[bytes] = ..., ballots: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., changes: _Optional[bytes] = ..., anchor: _Optional[bytes] = ..., rosters: _Optional[bytes] = ...) -> None: ...
 
 class Page(_message.Message):
     __slots__ = ("round", "page", "data", "last")
