@@ -156,7 +156,7 @@ def test_who_does_not_answer_or_shows_nonsense_is_refused_and_another_is_asked()
     machine(Received(ClientStream(asked[0], 0), forged))
     (bye,) = machine.sent(asked[0], Bye)
     assert bye.final
-    assert "is not what this federator has signed" in bye.reason
+    assert "this federator did not sign it" in bye.reason
     asked = [name for name in ("bob", "cy", "dee") if machine.sent(name, Recall) and not machine.sent(name, Bye)]
     machine(Received(ClientStream(asked[0], 0), Recalled(KEPT)))
     assert "cannot show" in machine.sent(asked[0], Bye)[0].reason

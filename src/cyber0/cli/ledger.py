@@ -79,6 +79,8 @@ def show(file: Run) -> None:
             console.print(_table(run))
         if run.imported:
             line(console, "votes", f"those of {run.imported} rounds are not here")
+        if run.lost:
+            line(console, "votes", f"of the first {run.lost:,} rounds some are lost: cyber0 verify says which")
 
 
 def _show_run(console: Console, run: Ledger) -> None:

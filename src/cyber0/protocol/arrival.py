@@ -126,7 +126,10 @@ def _keys(state: State) -> Mapping[bytes, str]:
 
 def _other_run(identity: Identity | None, hello: Hello) -> str:
     if identity is None:
-        return f"it belongs to run {hello.run.hex()[:16]}: this one is not founded yet" if hello.run else ""
+        other = (
+            f"it belongs to run {hello.run.hex()[:16]}: this one is not founded yet; put a backup of the ledger of that"
+        )
+        return f"{other} run in place, or let it join with another --state" if hello.run else ""
     pairs = [
         ("run", hello.run.hex() or identity.digest.hex(), identity.digest.hex(), "start the client anew"),
         ("manifest", hello.manifest.hex(), identity.manifest, "join with the same model and task"),

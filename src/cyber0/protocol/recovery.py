@@ -69,7 +69,9 @@ def shown(state: State, stream: ClientStream, message: Recalled) -> Transition:
         _, steps = follow(position, commits)
         state = _after(state, steps)
     except Cyber0Error:
-        said = f"what it shows from round {state.round} on is not what this federator has signed"
+        said = (
+            f"what it shows from round {state.round} on does not follow the ledger, or this federator did not sign it"
+        )
         return _drop(state, event, said, final=True)
     decisions = ((Decision(s.round, s.scalars, (), s.changes, s.ballots), s.after.signature) for s in steps)
     rounds = f"{steps[0].round} to {steps[-1].round}" if len(steps) > 1 else f"{steps[0].round}"
