@@ -73,7 +73,7 @@ def test_a_federation_is_the_sequential_simulation(tmp_path, changes):
 
 def member(config, task, **options):
     def make(settings, name):
-        return Member(settings, name, local_model(config, settings.roster.index(name), task), **options)
+        return Member(settings, name, local_model(config, settings.place, task), **options)
 
     return make
 
@@ -102,7 +102,7 @@ def test_one_leaves_and_another_comes_at_half_time_and_all_hold_the_same_bits(ta
                 half.set()
 
         def come(name, **options):
-            return asyncio.ensure_future(attend(address, lambda settings: make(settings, name), **options))
+            return asyncio.ensure_future(attend(address, lambda settings: make(settings, name), name, **options))
 
         names = list(federator.settings.roster)
         leaver, *others = [come(name, watch=watch) for name in names[:4]]
@@ -136,7 +136,9 @@ def test_only_some_are_invited_to_a_round(task):
 async def play_all(config, ledger, task, **options):
     federator, address = await begin(config, ledger)
     make = member(config, task, **options)
-    parties = [attend(address, lambda settings, name=name: make(settings, name)) for name in federator.settings.roster]
+    parties = [
+        attend(address, lambda settings, name=name: make(settings, name), name) for name in federator.settings.roster
+    ]
     done = await asyncio.gather(*parties)
     await federator.over.wait()
     await federator.close()
@@ -182,10 +184,11 @@ def test_another_model_is_refused_with_a_reason(task):
         federator, address = await begin(config, ledger)
         make = member(config, task)
         parties = [
-            attend(address, lambda settings, name=name: make(settings, name)) for name in federator.settings.roster[:3]
+            attend(address, lambda settings, name=name: make(settings, name), name)
+            for name in federator.settings.roster[:3]
         ]
         strange = member(config, other)
-        parties.append(attend(address, lambda settings: strange(settings, "client-3")))
+        parties.append(attend(address, lambda settings: strange(settings, "client-3"), "client-3"))
         *done, refusal = await asyncio.gather(*parties, return_exceptions=True)
         federator.stop("enough")
         await federator.close()

@@ -93,7 +93,7 @@ def test_a_federator_says_once_what_its_clients_do():
         federation.until(lambda status: status["rounds"] > 200)
         federation.leave("ann")
         federation.until(lambda status: status["present"] == 6)
-        rejected = [said for said in federation.said if "the vote of nan does not count" in said]
+        rejected = [said for said in federation.said if "the vote of nan does not count (rejected" in said]
         assert federation.status()["notices"]["warning"] >= 200
         assert len(rejected) <= 4
         assert {(said.level, said.client) for said in rejected} == {("warning", "nan")}

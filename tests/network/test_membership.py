@@ -210,7 +210,7 @@ class Federation:
         gone = {"client-0", "client-1"}
         self.leave(*gone)
         state = lambda: self.federator.state  # noqa: E731
-        await self.until(lambda: not gone & (state().present.keys() | state().votes.counted.keys()))
+        await self.until(lambda: not gone & ({*state().present, *state().votes.counted}))
 
     async def ask(self, **request):
         return (await asyncio.to_thread(ask, self.path, request, 30.0))["said"]

@@ -185,9 +185,7 @@ def run_client(
 
 def _check_name(name: str, settings: Settings) -> None:
     if settings.place < 0:
-        raise Refused(
-            f"{name!r} is not on the roster: ask the federation's operator for the name that you are to join by"
-        )
+        raise Refused(f"{name!r} is not on the roster: ask the federation's operator which name to join by")
     if Path(name).name != name:  # it becomes the name of a folder, and may come from the federator
         raise Refused(f"name = {name!r} cannot name a folder")
 

@@ -96,7 +96,7 @@ def _sentence(path: Path, problem: str) -> str:
 
 def _check_whole(path: Path) -> None:
     """Refuse a file without its write-ahead log: a copy of a ledger in use, or another name of one."""
-    for _ in range(10):  # a federator that starts or ends makes or removes its log in this instant
+    for _ in range(60):  # a federator that starts or ends makes or removes its log in this instant
         if not _lacks_log(path):
             return
         time.sleep(0.05)
