@@ -33,6 +33,7 @@ from cyber0.network.keys import (
 from cyber0.network.log import Form, Log, check_form
 from cyber0.network.server import Federator
 from cyber0.network.show import Show, showing
+from cyber0.network.sockets import raise_limit
 from cyber0.network.watch import Watch
 from cyber0.printable import printable
 from cyber0.protocol.settings import Settings
@@ -121,6 +122,7 @@ def serve(
     }
     anything = bool(recipe or given or roster or no_votes)
     asked = _asked(recipe, given, roster, no_votes, timing) if anything or not ledger.exists() else None
+    raise_limit()
     with File(ledger) as file:
         if asked is None and not own_rule:
             refuse_code(file)

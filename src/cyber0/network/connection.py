@@ -27,6 +27,7 @@ class Connection:
     stream: ClientStream | None = None
     round: int = -1
     messages: int = 0
+    waits: bool = False  # for the answer to a request
     cut: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, bye: Bye) -> None:

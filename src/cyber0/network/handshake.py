@@ -15,8 +15,8 @@ OTHER_NAME = (62, 64)  # OpenSSL's codes for a host and for an address that the 
 def refusal(address: str, folder: Path, timeout: float = 5.0) -> str | None:
     """Return why the handshake of a client with this folder of keys fails at an address; None if it succeeds.
 
-    It opens a connection of its own and ends it after the handshake. None, too, if nobody answers: a federator may come
-    later.
+    It opens a connection of its own and ends it after the handshake. None, too, if nobody answers, or what answers
+    hangs up without a word, as a federator does that has no room at the moment: it may answer later.
 
     >>> refusal("localhost:1", Path("no/such/folder"))
     'cannot read no/such/folder/ca.pem: No such file or directory'
@@ -71,7 +71,9 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, fold
         return (
             f"what answers at {address} is no federator of the authority in {folder / 'ca.pem'}: {error.verify_message}"
         )
-    except (ssl.SSLError, ConnectionError):
+    except (ssl.SSLEOFError, ConnectionError):
+        return None
+    except ssl.SSLError:
         return (
             f"what answers at {address} does not speak TLS as a federator does: is the port right, and was the "
             "federator started with --tls?"

@@ -27,6 +27,8 @@ from cyber0.errors import (
 from cyber0.network.connection import GRACE, MAX_MESSAGES, Connection
 from cyber0.network.limits import RateLimit
 from cyber0.network.log import Level, Said
+from cyber0.network.sockets import Sockets, limit, most_connections, too_few
+from cyber0.network.strangers import Strangers
 from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
 from cyber0.network.tally import Tally
 from cyber0.network.watch import Watch
@@ -160,6 +162,8 @@ class Federator:
         self._signature = b""
         self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
         self._connections: dict[int, Connection] = {}
+        self._strangers = Strangers(lambda: len(self.state.who.names), self._is_client)
+        self._sockets: asyncio.Task[None] | None = None
         self._count = 0
         self._alarm: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -187,7 +191,8 @@ class Federator:
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """Listen at HOST:PORT, where port 0 is any free one, and return the port."""
-        self._server = grpc.aio.server(options=server_options(self._limit))
+        connections = most_connections(limit())
+        self._server = grpc.aio.server(options=server_options(self._limit, connections))
         talk = cast("Any", grpc).stream_stream_rpc_method_handler(self._talk)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {TALK: talk}),))
         try:
@@ -200,6 +205,11 @@ class Federator:
                 f"listen = {listen!r} cannot be used: is the port taken, and the address one of this machine?"
             ) from None
         await self._server.start()
+        clients = len(self.state.who.names)
+        if few := too_few(limit(), clients):
+            self.say(few, "warning")
+        sockets = Sockets(port, connections, lambda: len(self.state.who.names), self._peers, self._note_strangers)
+        self._sockets = asyncio.ensure_future(sockets.watch())
         self._call("before_run")
         if self.state.is_finished:
             self._end()
@@ -217,7 +227,7 @@ class Federator:
         bye = Bye(f"the federator stops: {reason}", finished=self.state.is_finished, final=self.state.is_finished)
         for connection in list(self._connections.values()):
             self._dismiss(connection, bye)
-        for pending in (self._alarm, self._patience, self._ending):
+        for pending in (self._alarm, self._patience, self._ending, self._sockets):
             if pending is not None:
                 pending.cancel()
         try:
@@ -256,11 +266,12 @@ class Federator:
             await context.write(encode(Bye(str(error), final=True)))
             return
         # gRPC's own limit would not do: it goes on counting streams that a client never reads to the end
-        if len(self._connections) >= 4 * len(self.state.who.names) + 64:
+        if len(self._connections) >= 8 * len(self.state.who.names) + 128 and not self._is_client(connection):
             await context.write(encode(Bye("too many streams: come again later")))
             return
         self._make_room(connection)
         self._connections[connection.number] = connection
+        self._strangers.add(connection)
         tasks: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._read(connection, context)),
             asyncio.ensure_future(connection.outbox.drain(context.write)),
@@ -284,6 +295,18 @@ class Federator:
             connection.key = key_of(connection.certificate)
         return connection
 
+    def _is_client(self, connection: Connection) -> bool:
+        """Return whether a stream is that of a client, by its certificate or its Hello, and not a stranger's."""
+        stream = connection.stream
+        return connection.client in self.state.who.names or (stream is not None and self.state.is_current(stream))
+
+    def _peers(self) -> list[str]:
+        """Return where clients are connected from."""
+        return [connection.peer for connection in self._connections.values() if self._is_client(connection)]
+
+    def _note_strangers(self, text: str) -> None:
+        self.say(text, "warning")
+
     def _make_room(self, connection: Connection) -> None:
         """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
         if connection.client is None:
@@ -301,6 +324,7 @@ class Federator:
 
     def _ended(self, connection: Connection) -> None:
         del self._connections[connection.number]
+        self._strangers.remove(connection)
         if connection.stream is None:
             return
         self._note_deserted()
@@ -417,6 +441,7 @@ class Federator:
         except Cyber0Error as error:
             connection.end(Bye(str(error), final=True))
             return
+        connection.waits = True
         written.add_done_callback(lambda done: connection.end(self._answer(changes, done.result())))
 
     def _answer(self, changes: tuple[Change, ...], number: int | None) -> Bye:

@@ -9,6 +9,7 @@ __all__ = ["METHOD", "ROOM", "SERVICE", "TALK", "Outbox", "client_options", "ser
 SERVICE, TALK = "cyber0.v1.Federator", "Talk"
 METHOD = f"/{SERVICE}/{TALK}"
 PING, PATIENCE = 20_000, 20_000  # milliseconds: how often a silent peer is asked, and how long it may take to answer
+HANDSHAKE, IDLE = 10_000, 20_000  # milliseconds that a connection may take for its handshake, and be without a stream
 ROOM = 2**22  # bytes that may wait for a client, besides a catch-up: some are slow, and none may fill the memory
 
 Options = list[tuple[str, int]]
@@ -31,14 +32,17 @@ def client_options(limit: int) -> Options:
     ]
 
 
-def server_options(limit: int) -> Options:
-    """Return the options of a federator's server, for messages of up to `limit` bytes."""
+def server_options(limit: int, connections: int) -> Options:
+    """Return the options of a federator's server, for messages of up to `limit` bytes and that many connections."""
     return [
         *COMMON,
         ("grpc.max_receive_message_length", limit),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", PING // 2),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_concurrent_streams", 4),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE),  # gRPC's own is two minutes
+        ("grpc.max_connection_idle_ms", IDLE),
+        ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.so_reuseport", 0),  # one federator to an address
     ]
 
