@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from cryptography import x509
 
-from cyber0.errors import InvalidEvidence, Refused, RejectedMessage, Unreachable
+from cyber0.errors import InvalidEvidence, InvalidParameters, Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.consent import Limits, terms
@@ -230,7 +230,12 @@ def _training_on(samples: int, held: int, deal: str | None) -> str:
 def _outcome(member: Member, out: Path | None) -> Outcome:
     weights = member.model.weights()
     if out is not None and weights is not None:
-        weights.write(out)
+        try:
+            weights.write(out)
+        except InvalidParameters as error:
+            if kept := member.store.file_of(member.model.fingerprint()):
+                error.add_note(f"the same weights are in {kept}")
+            raise
     accuracy, loss = (None, None) if member.evaluation is None else (member.evaluation.accuracy, member.evaluation.loss)
     reason = "" if member.bye is None else member.bye.reason
     return Outcome(member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head)
