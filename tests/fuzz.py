@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.mutants import changed_bytes, changed_json, mutant
+from tests.network.raw import Outlet
 from tests.network.two_faces import TwoFaces
 
 from cyber0.config import RunConfig
@@ -30,20 +31,33 @@ from cyber0.network.connection import Connection
 from cyber0.network.limits import RateLimit
 from cyber0.network.member import Member
 from cyber0.network.server import Federator
-from cyber0.network.stream import Outbox
 from cyber0.network.stub_model import StubModel
 from cyber0.protocol import codec, evidence, pages
 from cyber0.protocol.catching_up import catch_up
 from cyber0.protocol.chain import ballots_hash, vote_statement
 from cyber0.protocol.codec import encode
+from cyber0.protocol.events import Arrived, ClientStream
 from cyber0.protocol.export import exported_run
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Memory
-from cyber0.protocol.messages import Ask, Audit, Evaluation, Hello, Invitation, Rejection, Request, Vote
+from cyber0.protocol.machine import step
+from cyber0.protocol.messages import (
+    Ask,
+    Audit,
+    Evaluation,
+    Hello,
+    Invitation,
+    Recall,
+    Recalled,
+    Rejection,
+    Request,
+    Vote,
+)
 from cyber0.protocol.pages import BallotPages
 from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import encoded, is_by, sign
+from cyber0.protocol.state import restored
 
 CLIENTS, ROUNDS, BATCH = 4, 5, 5000
 LIMIT = 4096  # bytes of a message here, so that some mutants have more
@@ -100,7 +114,7 @@ class World:
         self.extras()
 
     def connection(self, name):
-        made = Connection(list(self.settings.roster).index(name) + 1, name, Outbox())
+        made = Connection(list(self.settings.roster).index(name) + 1, Outlet(), client=name)
         self.federator._connections[made.number] = made
         return made
 
@@ -142,7 +156,7 @@ class World:
     def hears(self, name):
         """Give a member what the federator has sent to it, and return what it says."""
         said = []
-        for data in sent(self.connections[name].outbox):
+        for data in sent(self.connections[name].outlet):
             message = codec.decode_from_federator(data)
             member = self.members[name]
             self.down.append((name, data, remembered(member)))
@@ -176,6 +190,28 @@ class World:
         for name, moment in heard[::4]:
             self.down.append((name, encode(Rejection(1, "rejected", "its weights differ", replay=True)), moment))
             self.down.append((name, encode(caught), moment))
+            self.down.append((name, encode(Recall(self.ledger.imported + 1)), moment))
+        for kept in range(self.ledger.imported, self.ledger.head.rounds):
+            self.restored(kept)
+
+    def restored(self, kept):
+        """Moments of a federator that has only the first rounds, and is asked to take back the others."""
+        shorter = Memory()
+        for name, value in vars(self.ledger).items():
+            setattr(shorter, name, value.copy() if hasattr(value, "copy") else value)
+        del shorter._written[kept:]
+        shorter._roster, shorter._reports, shorter._seals = None, {}, {}
+        streams = {name: ClientStream(name, connection.number) for name, connection in self.connections.items()}
+        state = restored(self.settings, shorter, self.identity.federator)
+        for name in ("client-0", "client-3"):
+            moment = state, dict(vars(shorter)), dict(streams), b""
+            hello = self.members[name].hello()
+            self.up.append((name, encode(hello), moment))
+            state, _ = step(state, Arrived(streams[name], hello))
+        moment = state, dict(vars(shorter)), streams, b""
+        held = self.members["client-0"].store.commits(8, print).recalled(kept)
+        require(state.asked == streams["client-0"] and held.scalars, "a federator does not ask for what it lost")
+        self.up += [("client-0", encode(held), moment), ("client-0", encode(Recalled(kept)), moment)]
 
     # Mutants
 
@@ -193,15 +229,15 @@ class World:
         vars(self.ledger).update({k: v.copy() if hasattr(v, "copy") else v for k, v in ledger.items()})
         for one, connection in self.connections.items():
             connection.stream, connection.messages = streams[one], 0
-            if connection.outbox._items or connection.outbox.is_ended:
-                connection.outbox = Outbox()
+            if connection.outlet.messages or connection.outlet.is_ended:
+                connection.outlet = Outlet()
         federator._receive(self.connections[name], data)
         require(federator.failure is None, f"the federator fails: {federator.failure!r}")
         after = federator.state
         if after is not state:
             self.check_federator(after)
         for connection in self.connections.values():
-            for answer in sent(connection.outbox):
+            for answer in sent(connection.outlet):
                 codec.decode_from_federator(answer)  # an honest federator sends nothing that clients reject
 
     def check_federator(self, state):
@@ -215,6 +251,10 @@ class World:
                     self.check_ballot(ballot, decision.round - 1, self.ledger.head_at(decision.round - 1).link)
                 else:
                     self.check_ballot(ballot, decision.round, here)
+            if decision.lost:
+                right = self.decisions[decision.round]
+                same = (decision.scalars, decision.lost) == (right.scalars, right.ballots_hash)
+                require(same, f"round {decision.round} comes back as another one")
         for change in state.proposed:
             require(change in self.wishes or self.is_enrolment(change), f"nobody asked for {change}")
         for report in self.ledger.reports:
@@ -255,13 +295,10 @@ class World:
         require(is_by(member._public, vote.signature, statement), "a vote is not signed")
 
 
-def sent(outbox):
+def sent(outlet):
     """Take what waits for a client."""
-    found = []
-    while outbox._items:
-        item = outbox._items.popleft()
-        found += [item] if isinstance(item, bytes) else item
-    outbox.waiting = 0
+    found = [*outlet.messages]
+    outlet.messages.clear()
     return found
 
 
@@ -297,6 +334,8 @@ LENGTHS = {
     "key": (0, 32, 33),
     "federator": (0, 32, 33),
     "signature": (0, 64),
+    "voted_link": (0, 32),
+    "voted_signature": (0, 64),
     "anchor": (0, 96),
 }
 MOST = {"layout": 2**19, "meaning": 2**14, "changes": 2**16, "change": 2**16, "certificate": 2**13, "reason": 1000}
@@ -308,7 +347,9 @@ PROMISES = {
     "accuracy": lambda value: 0.0 <= value <= 1.0,
     "loss": lambda value: not math.isnan(value),
     "samples": lambda value: value >= 1,
-    **dict.fromkeys(("round", "first", "commits", "page", "version"), lambda value: 0 <= value < 2**32),
+    **dict.fromkeys(
+        ("round", "first", "commits", "page", "version", "lost", "voted"), lambda value: 0 <= value < 2**32
+    ),
     **{name: lambda value, lengths=lengths: len(value) in lengths for name, lengths in LENGTHS.items()},
     **{name: lambda value, most=most: len(value) <= most for name, most in MOST.items()},
 }

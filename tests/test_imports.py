@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import importlib, json, logging, os, pkgutil, signal, sys, threading, warnings
-import grpc, numpy, torch, typer
+import numpy, torch, typer
 for name in ("transformers", "pandas", "matplotlib", *FIRST):
     try:
         importlib.import_module(name)  # what other libraries do when they are imported is their own affair
@@ -74,14 +74,9 @@ def test_importing_every_module_changes_nothing(first):
     assert found["modules"] > (10 if first else 100)
 
 
-def test_the_command_line_silences_grpc_before_it_is_imported():
-    script = (
-        "import os, sys; import cyber0.cli; assert 'grpc' not in sys.modules; sys.argv = ['cyber0', '--version']\n"
-        "try:\n    cyber0.cli.main()\n"
-        "finally:\n    print(os.environ['GRPC_VERBOSITY'], 'grpc' in sys.modules)"
-    )
-    done = play(script)
-    assert done.stdout.splitlines()[-1] == "NONE True", done.stderr
+def test_a_federation_needs_no_grpc():
+    done = play("import sys, cyber0.cli.serve, cyber0.cli.join; print('grpc' in sys.modules)")
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
 def test_deciding_a_round_of_numpy_votes_loads_no_module():

@@ -5,14 +5,12 @@ import io
 import json
 import resource
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
-import grpc
 import pytest
 from rich.console import Console
 from tests.network.parties import Parties, recipe
+from tests.network.raw import answering
 from typer.testing import CliRunner
 
 from cyber0.cli import app
@@ -26,7 +24,6 @@ from cyber0.network.server import Federator
 from cyber0.network.session import attend, run_client
 from cyber0.network.show import Show, table
 from cyber0.network.store import Marks, Store
-from cyber0.network.stream import SERVICE, TALK
 from cyber0.network.stub_model import StubModel
 from cyber0.printable import printable
 from cyber0.protocol.catching_up import Position, follow
@@ -43,25 +40,6 @@ from cyber0.protocol.sqlite import File
 
 OWNED = "\x1b]0;owned\x07"
 KEY = new_key()
-
-
-@contextmanager
-def answering(*answers):
-    """A federator that answers each message of a client with the next of these, over a real socket; its address."""
-
-    def talk(messages, _):
-        for _, answer in zip(messages, answers, strict=False):
-            yield answer
-
-    server = grpc.server(ThreadPoolExecutor(4))
-    handler = grpc.stream_stream_rpc_method_handler(talk)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {TALK: handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(0)
 
 
 def inviting(config, roster=None, **changes):
@@ -288,6 +266,12 @@ def test_the_same_run_begun_anew_gets_no_second_vote(tmp_path):
     again = Chain(settings, key)
     with Store(tmp_path) as store:
         member = Member(settings, "client-0", StubModel(2), store, key=key)
+        assert member.hello().commits == 2
+        assert votes_of(member, again.welcome(), RoundOpen(0)) == []
+    (tmp_path / "commits").unlink()
+    with Store(tmp_path) as store:
+        member = Member(settings, "client-0", StubModel(2), store, key=key)
+        assert (member.hello().commits, member.hello().voted) == (0, 2)
         with pytest.raises(Refused, match="round 0 is open, but this client has voted in round 2"):
             votes_of(member, again.welcome(), RoundOpen(0))
 

@@ -5,18 +5,20 @@ import io
 import itertools
 import json
 import re
+import socket
 
-import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests import processes
 from tests.network.parties import Parties, deal, local_model, recipe
+from tests.network.raw import call
 
 from cyber0.callbacks import Callback
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network import keys
+from cyber0.network.channel import Channel
 from cyber0.network.liars import LIES, Liar
 from cyber0.network.local_model import LocalModel
 from cyber0.network.member import Member
@@ -24,7 +26,6 @@ from cyber0.network.server import HELLO_BURST, MAX_MESSAGES, MAX_STREAMS, Federa
 from cyber0.network.session import attend, run_client
 from cyber0.network.show import table
 from cyber0.network.store import Store, StoredVote
-from cyber0.network.stream import METHOD, Outbox, client_options
 from cyber0.network.stub_model import StubModel
 from cyber0.participant import load_task
 from cyber0.protocol.chain import advance, ballots_hash, genesis, link_statement
@@ -148,11 +149,17 @@ def raw(federator, talk):
     """Talk to a federator without the code of a client."""
 
     async def run():
-        port = await federator.start("127.0.0.1:0")
+        address, calls = f"127.0.0.1:{await federator.start('127.0.0.1:0')}", []
+
+        async def connect():
+            calls.append(await call(address))
+            return calls[-1]
+
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                return await talk(lambda: channel.stream_stream(METHOD)())
+            return await talk(connect)
         finally:
+            for caller in calls:
+                caller.close()
             federator.stop("enough")
             await federator.close()
 
@@ -167,13 +174,13 @@ def hello():
     return Hello("client-0", model.manifest, model.base, key=encoded(KEY.public_key()))
 
 
-async def last_words(call):
-    return (await all_words(call))[-1]
+async def last_words(caller):
+    return (await all_words(caller))[-1]
 
 
-async def all_words(call):
+async def all_words(caller):
     said = []
-    while isinstance(data := await call.read(), bytes):
+    while isinstance(data := await caller.read(), bytes):
         said.append(decode_from_federator(data))
     return said
 
@@ -182,10 +189,10 @@ def test_too_many_hellos_are_not_answered():
     settings = Settings.of(recipe())
 
     async def talk(connect):
-        call = connect()
+        caller = await connect()
         for _ in range(HELLO_BURST + 1):
-            await call.write(encode(hello()))
-        return await last_words(call)
+            await caller.write(encode(hello()))
+        return await last_words(caller)
 
     async def run():
         return Federator(settings, Memory())
@@ -195,12 +202,12 @@ def test_too_many_hellos_are_not_answered():
 
 def test_a_second_stream_takes_the_place_of_the_first_which_is_told():
     async def talk(connect):
-        calls = [connect(), connect()]
-        for call in calls:
-            await call.write(encode(hello()))
-            await call.write(encode(Ask()))
-            if call is calls[0]:
-                await call.read()
+        calls = [await connect(), await connect()]
+        for caller in calls:
+            await caller.write(encode(hello()))
+            await caller.write(encode(Ask()))
+            if caller is calls[0]:
+                await caller.read()
         return await last_words(calls[0])
 
     said = raw(Federator(Settings.of(recipe()), Memory()), talk)
@@ -209,10 +216,10 @@ def test_a_second_stream_takes_the_place_of_the_first_which_is_told():
 
 def test_too_many_messages_in_a_round_end_the_stream():
     async def talk(connect):
-        call = connect()
+        caller = await connect()
         for _ in range(MAX_MESSAGES + 1):
-            await call.write(encode(Vote(0, bytes(16))))
-        return await last_words(call)
+            await caller.write(encode(Vote(0, bytes(16))))
+        return await last_words(caller)
 
     assert raw(Federator(Settings.of(recipe()), Memory()), talk) == Bye(f"more than {MAX_MESSAGES} messages in round 0")
 
@@ -221,7 +228,7 @@ def test_one_client_cannot_take_all_streams():
     async def talk(connect):
         calls = []
         for _ in range(MAX_STREAMS + 1):
-            calls.append(connect())
+            calls.append(await connect())
             await calls[-1].write(encode(Ask()))
             await calls[-1].read()  # so that it is there before the next
         return await last_words(calls[0])
@@ -238,15 +245,16 @@ def test_who_does_not_read_keeps_nobody_out():
     federator = Federator(settings, ledger, peer_name=lambda _: "client-0", key=signer)
 
     async def run():
-        address, channels = f"127.0.0.1:{await federator.start('127.0.0.1:0')}", []
+        address, calls = f"127.0.0.1:{await federator.start('127.0.0.1:0')}", []
         for _ in range(HELLO_BURST):
-            channels.append(grpc.aio.insecure_channel(address, client_options(2**20)))
-            call = channels[-1].stream_stream(METHOD)()
-            await call.write(encode(hello()))
-            await call.read()  # it is welcome; a long catch-up follows, which nobody takes
+            caller = await call(address)
+            calls.append(caller)
+            await caller.write(encode(hello()))
+            await caller.read()  # it is welcome; a long catch-up follows, which nobody takes
+            caller.channel.channel.pause()
         held = len(federator._connections)
-        for channel in channels:
-            await channel.close()
+        for caller in calls:
+            caller.close()
         federator.stop("enough")
         await federator.close()
         return held
@@ -279,9 +287,9 @@ def test_a_share_that_nobody_deals_is_refused(task):
 
 def test_bytes_that_are_no_message_end_the_stream():
     async def talk(connect):
-        call = connect()
-        await call.write(b"what?")
-        return await last_words(call)
+        caller = await connect()
+        await caller.write(b"what?")
+        return await last_words(caller)
 
     assert raw(Federator(Settings.of(recipe()), Memory()), talk) == Bye(
         "the 5 bytes that came are not a message of a client"
@@ -290,20 +298,21 @@ def test_bytes_that_are_no_message_end_the_stream():
 
 def test_who_is_too_slow_for_what_waits_is_hung_up_on():
     async def run():
-        outbox, written = Outbox(room=10), []
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        over = asyncio.Event()
+        channel = Channel(ours, print, over.set, room=2**20)
+        channel.put_all(bytes(2**16) for _ in range(100))  # these are made as they are read
+        assert not channel.is_full
+        while not channel.is_full:
+            channel.put(bytes(2**10))
+        await over.wait()
+        theirs.close()
+        return channel.waiting, channel.problem
 
-        async def write(data):
-            written.append(data)
-            outbox.put(bytes(8))  # more comes than goes
-
-        outbox.put(bytes(4))
-        outbox.put_all(bytes(100) for _ in range(3))
-        await outbox.drain(write)
-        return outbox.is_full, sum(map(len, written))
-
-    is_full, written = asyncio.run(run())
-    assert is_full
-    assert written <= 104
+    waiting, problem = asyncio.run(run())
+    assert waiting <= 2**20
+    assert problem == "it reads too slowly"
 
 
 # What a person sees

@@ -4,11 +4,12 @@ import asyncio
 import os
 import re
 import shlex
+import socket
 import stat
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -17,13 +18,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.network.raw import call, serving
 from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidKeys, Refused
+from cyber0.errors import InvalidKeys, Refused, Unreachable
 from cyber0.network import certificates
 from cyber0.network.certificates import fingerprint, hosts_of, new_key, subject_public_key
+from cyber0.network.channel import Credentials
 from cyber0.network.enrolment import install, request, sign
 from cyber0.network.handshake import refusal
 from cyber0.network.keys import (
@@ -31,13 +34,14 @@ from cyber0.network.keys import (
     certify_federator,
     channel_credentials,
     check_name,
+    client_context,
     client_name,
     federator_key,
     init,
     issue,
-    peer_certificate,
     peer_name,
     public_key_of,
+    server_context,
     server_credentials,
 )
 from cyber0.network.member import Member
@@ -74,35 +78,47 @@ def strangers(tmp_path_factory):
 def served(credentials, who, talk):
     """What `talk(port)` gives while a server says to each caller what its name is."""
 
-    async def name(_, context):
+    def heard(channel, peer, _):
         try:
-            return who(context).encode()
+            channel.put(who(peer).encode())
         except InvalidKeys as error:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            channel.put(f"refused: {error}".encode())
 
     async def play():
-        server = grpc.aio.server()
-        handler = grpc.unary_unary_rpc_method_handler(name)
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", {"Name": handler})])
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-        await server.start()
-        try:
+        async with serving(heard, credentials) as port:
             return await talk(port)
-        finally:
-            await server.stop(None)
 
     return asyncio.run(play())
 
 
 def asks(credentials, host=None):
     """Ask a server who it takes us for; `host` is the name by which we mean to reach it."""
-    options = [("grpc.ssl_target_name_override", host)] if host else []
 
     async def talk(port):
-        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
-            return (await channel.unary_unary("/test/Name")(b"")).decode()
+        with patched(socket, "getaddrinfo", lambda _, *more, **options: found("127.0.0.1", *more, **options)):
+            caller = await call(f"{host or '127.0.0.1'}:{port}", credentials)
+        await caller.write(b"who am I?")
+        said = await caller.read()
+        caller.close()
+        if said is None:
+            raise Unreachable(caller.channel.channel.problem)
+        if said.startswith(b"refused: "):
+            raise Refused(said.decode())
+        return said.decode()
 
+    found = socket.getaddrinfo
     return talk
+
+
+@contextmanager
+def patched(module, name, value):
+    """A host's name leads to this machine."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 def probes(folder):
@@ -113,25 +129,29 @@ def probes(folder):
 
 
 def refused_by(keys, credentials):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(Unreachable):
         served(server_credentials(keys), peer_name, asks(credentials))
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def raw(folder):
-    files = (folder / name for name in ("ca.pem", "key.pem", "cert.pem"))
-    return grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+    """The credentials of a folder, without a look at it."""
+    return trusting((folder / "ca.pem").read_bytes(), folder / "cert.pem", folder / "key.pem")
+
+
+def trusting(authority, *own):
+    context = client_context(authority.decode())
+    if own:
+        context.load_cert_chain(*own)
+    return Credentials(context)
 
 
 def cannot_serve(folder):
     """Try to serve with a client's folder: its own credentials are refused, and forced ones persuade no client."""
     with pytest.raises(InvalidKeys, match="is a client's"):
         server_credentials(folder)
-    key, cert, ca = ((folder / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
-    forced = grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    forced = Credentials(server_context(folder / "cert.pem", folder / "key.pem"))
+    with pytest.raises(Unreachable, match="is not to be trusted"):
         served(forced, peer_name, asks(channel_credentials(folder), client_name(folder)))
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def mixed(keys, theirs, folder):
@@ -163,7 +183,7 @@ def test_an_unknown_authority_is_refused(keys, strangers, tmp_path):
 
 def test_a_client_does_not_speak_to_an_unknown_federator(keys, strangers):
     alice = keys / "clients/alice"
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(Unreachable, match="its certificate is not to be trusted"):
         served(server_credentials(strangers), peer_name, asks(channel_credentials(alice)))
     assert "is no federator of the authority" in served(server_credentials(strangers), peer_name, probes(alice))
 
@@ -191,7 +211,7 @@ def test_an_expired_certificate_is_refused_on_both_sides(keys, tmp_path):
 
 def test_no_certificate_is_refused(keys, tmp_path):
     (tmp_path / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
-    refused_by(keys, grpc.ssl_channel_credentials((keys / "ca.pem").read_bytes()))
+    refused_by(keys, trusting((keys / "ca.pem").read_bytes()))
     assert "cannot read" in served(server_credentials(keys), peer_name, probes(tmp_path))
 
 
@@ -206,13 +226,8 @@ def test_a_client_cannot_serve_and_a_federator_cannot_join(keys):
 
 def test_a_server_that_speaks_no_tls_is_recognised(keys):
     async def play():
-        server = grpc.aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
+        async with serving(lambda *_: None) as port:
             return await probes(keys / "clients/alice")(port)
-        finally:
-            await server.stop(None)
 
     assert "TLS" in asyncio.run(play())
 
@@ -235,7 +250,7 @@ def test_a_certificate_without_a_name_is_refused(keys, tmp_path):
         "key.pem": pair.key_pem,
     }.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(grpc.aio.AioRpcError, match="has no name"):
+    with pytest.raises(Refused, match="has no name"):
         served(server_credentials(keys), peer_name, asks(channel_credentials(tmp_path)))
 
 
@@ -276,18 +291,17 @@ def test_a_token_stands_for_a_name_until_the_next_one():
     for credentials in (
         token_credentials(server.authority, first),
         token_credentials(server.authority, "guessed"),
-        grpc.ssl_channel_credentials(server.authority),
+        trusting(server.authority),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match="is not valid, or no longer"):
+        with pytest.raises(Refused, match="is not valid, or no longer"):
             served(server.credentials, tokens.peer_name, asks(credentials))
 
 
 def test_a_token_is_not_shown_to_another_server():
     tokens = Tokens()
     credentials = token_credentials(temporary_credentials().authority, tokens.issue("bob"))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(Unreachable, match="is not to be trusted"):
         served(temporary_credentials().credentials, tokens.peer_name, asks(credentials))
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_the_federators_key_signs_its_ledger(keys):
@@ -440,12 +454,14 @@ def test_a_request_is_granted_no_more_than_to_join(operator, tmp_path, extension
     cannot_serve(folder)
 
 
-def test_a_client_cannot_sign_for_others(operator, alice):
+def test_a_client_cannot_sign_for_others(operator, alice, tmp_path):
     """A certificate that alice has signed is refused by the federator, even with alice's own beside it."""
     signer = certificates.Pair(private_key(alice / "key.pem"), certificate(alice / "cert.pem"))
     forged = certificates.client(signer, "bob", days=1)
-    chain = forged.pem + signer.pem
-    refused_by(operator, grpc.ssl_channel_credentials((alice / "ca.pem").read_bytes(), forged.key_pem, chain))
+    chain, key = tmp_path / "chain.pem", tmp_path / "forged.pem"
+    chain.write_bytes(forged.pem + signer.pem)
+    key.write_bytes(forged.key_pem)
+    refused_by(operator, trusting((alice / "ca.pem").read_bytes(), chain, key))
 
 
 @pytest.mark.parametrize(
@@ -654,7 +670,7 @@ def test_join_says_that_the_certificate_is_still_to_come(tmp_path):
 
 def test_a_federator_gets_another_host_and_clients_need_nothing_new(operator, alice):
     credentials, key = channel_credentials(alice), public_key_of(operator)
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(Unreachable, match="Hostname mismatch"):
         served(server_credentials(operator), peer_name, asks(credentials, "new.example.org"))
     before = contents(operator)
     certify_federator(operator, ["new.example.org"])
@@ -707,13 +723,8 @@ def test_the_handshake_names_the_command_for_another_host(operator, alice):
         return await asyncio.to_thread(refusal, f"127.0.0.2:{port}", alice)
 
     async def play():
-        server = grpc.aio.server()
-        port = server.add_secure_port("127.0.0.2:0", server_credentials(operator))
-        await server.start()
-        try:
+        async with serving(lambda *_: None, server_credentials(operator), "127.0.0.2:0") as port:
             return await talk(port)
-        finally:
-            await server.stop(None)
 
     assert "cyber0 keys host 127.0.0.2 makes one" in asyncio.run(play())
     certify_federator(operator, ["127.0.0.2"])
@@ -724,8 +735,8 @@ def test_the_handshake_names_the_command_for_another_host(operator, alice):
 
 
 def test_a_callers_certificate_is_the_one_it_was_given(operator, alice):
-    def shown(context):
-        return subject_public_key(peer_certificate(context)).hex()
+    def shown(peer):
+        return subject_public_key(x509.load_der_x509_certificate(peer.certificate)).hex()
 
     seen = served(server_credentials(operator), shown, asks(channel_credentials(alice)))
     key = private_key(alice / "key.pem").public_key()
@@ -736,7 +747,7 @@ def test_a_callers_certificate_is_the_one_it_was_given(operator, alice):
 def test_a_caller_without_a_certificate_has_none():
     tokens, server = Tokens(), temporary_credentials()
     credentials = token_credentials(server.authority, tokens.issue("bob"))
-    assert served(server.credentials, lambda context: str(peer_certificate(context)), asks(credentials)) == "None"
+    assert served(server.credentials, lambda peer: str(peer.certificate), asks(credentials)) == "b''"
 
 
 def test_a_federators_public_key_is_found_from_either_folder(operator):

@@ -507,7 +507,8 @@ def test_a_client_that_starts_again_with_an_old_snapshot_knows_what_it_signed(tm
     for name in world.members:
         world.show(name, node)
     world.members[ALICE].store.close()
-    again = world.member(ALICE, 0, store=Store(folder))  # it has no weights, only what it signed
+    (folder / "commits").unlink()
+    again = world.member(ALICE, 0, store=Store(folder))  # it has neither weights nor commits, only what it signed
     world.members[ALICE] = again
     other = world.decide(world.root, ["client-0", "client-1", "client-3"], {"client-3": -9.0})
     world.at[ALICE] = other

@@ -146,7 +146,7 @@ class Federation:
         self.ledger = File(self.path, synchronous="OFF")
         options = {}
         if tls is not None:
-            who = {"peer_name": keys.peer_name, "peer_certificate": keys.peer_certificate}
+            who = {"peer_name": keys.peer_name, "certified": True}
             own = private_key(keys.federator_key(tls)), keys.certificate_of_federator(tls)
             options = {**who, "key": own[0], "certificate": own[1]}
         self.federator = Federator(settings, self.ledger, linger=linger, **options)

@@ -185,7 +185,7 @@ def test_who_means_something_else_by_a_label_is_refused_and_the_others_go_on(tmp
         return join(tmp_path, address, name, folder, "--model", weights)
 
     def refused(process, *parts):
-        *_, sentence = ended(process, status=1).splitlines()
+        *_, sentence = ended(process, status=3).splitlines()
         assert sentence.startswith("cyber0: the federator refuses this client: ")
         assert set(re.findall(r"(\w+) [0-9a-f]{16} instead of [0-9a-f]{16}", sentence)) == set(parts), sentence
 

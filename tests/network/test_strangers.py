@@ -9,36 +9,30 @@ import subprocess
 from contextlib import ExitStack
 from functools import partial
 
-import grpc.aio
 import pytest
 from tests import processes
-from tests.network.parties import recipe
 
 from cyber0.network import keys
-from cyber0.network.connection import Connection
+from cyber0.network.channel import GREETING, PROTOCOLS
+from cyber0.network.handshake import refusal
 from cyber0.network.member import Member
-from cyber0.network.server import Federator
 from cyber0.network.session import attend
-from cyber0.network.strangers import MORE, Strangers
-from cyber0.network.stream import METHOD, Outbox, client_options
 from cyber0.network.stub_model import StubModel
-from cyber0.protocol.codec import decode_from_federator, encode
-from cyber0.protocol.events import ClientStream
-from cyber0.protocol.ledger import Memory
-from cyber0.protocol.messages import Ask, Bye
-from cyber0.protocol.settings import Settings
+from cyber0.protocol.codec import encode
+from cyber0.protocol.messages import Ask
 from cyber0.protocol.signing import private_key
 
 DESCRIPTORS, SILENT = 256, 600  # of the federator's process, and how many connections say nothing
 NAMES = ("alice", "bob", "carol", "dave")
-GIVE_UP = 60.0  # seconds: half of what gRPC itself gives a connection to begin
+GIVE_UP = 60.0  # seconds
+KINDS = ("nothing", "half a handshake", "no greeting", "no word", "no Hello")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("strangers")
     keys.init(folder / "keys")
-    for name in NAMES:
+    for name in (*NAMES, "eve"):
         keys.issue(name, folder / "keys", folder / name)
     return folder
 
@@ -58,25 +52,37 @@ def port(folder, tmp_path):
         federator.communicate()
 
 
-def silent(stack, port, folder, kind):
+@pytest.fixture(scope="module")
+def context(folder):
+    """How Eve does handshakes: she has a certificate, but is no client."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    made.set_alpn_protocols(PROTOCOLS)
+    made.load_cert_chain(folder / "eve" / "cert.pem", folder / "eve" / "key.pem")
+    return made
+
+
+def silent(stack, port, context, kind):
     """A connection that goes as far as `kind` says, and then says nothing."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
     plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), GIVE_UP))
+    if kind == "nothing":
+        return plain
     if kind == "half a handshake":
         theirs = ssl.MemoryBIO()
         with pytest.raises(ssl.SSLWantReadError):
             context.wrap_bio(ssl.MemoryBIO(), theirs).do_handshake()
         plain.sendall(theirs.read()[:100])
-    elif kind == "no stream":
-        own = folder / "dave"  # a liar has a certificate, too
-        context.load_cert_chain(own / "cert.pem", own / "key.pem")
-        try:
-            return stack.enter_context(context.wrap_socket(plain))
-        except (ssl.SSLError, ConnectionError):  # there was no room for it
-            return plain
-    return plain
+        return plain
+    try:
+        secure = stack.enter_context(context.wrap_socket(plain))
+        if kind != "no greeting":
+            secure.sendall(GREETING + b"\n")
+        if kind == "no Hello":
+            ask = encode(Ask())
+            secure.sendall(len(ask).to_bytes(4, "big") + ask)
+        return secure
+    except (ssl.SSLError, ConnectionError):  # there was no room for it
+        return plain
 
 
 def joined(port, folder):
@@ -94,18 +100,19 @@ def joined(port, folder):
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", ["nothing", "half a handshake", "no stream"])
-def test_clients_join_and_vote_while_silent_connections_are_open(port, folder, kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_join_and_vote_while_silent_connections_are_open(port, folder, context, kind):
     with ExitStack() as stack:
         for _ in range(SILENT):
-            silent(stack, port, folder, kind)
+            silent(stack, port, context, kind)
+        assert refusal(f"127.0.0.1:{port}", folder / "alice") is None
         assert joined(port, folder) == [5] * len(NAMES)
 
 
-def test_a_connection_that_never_speaks_is_closed(port, folder):
+def test_a_connection_that_never_speaks_is_cut(port, context):
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        for kind in ("nothing", "half a handshake", "no stream"):
-            selector.register(connection := silent(stack, port, folder, kind), selectors.EVENT_READ)
+        for kind in KINDS[:4]:
+            selector.register(connection := silent(stack, port, context, kind), selectors.EVENT_READ)
             connection.settimeout(GIVE_UP)
         while selector.get_map():
             ready = selector.select(GIVE_UP)
@@ -119,72 +126,17 @@ def test_a_connection_that_never_speaks_is_closed(port, folder):
                     selector.unregister(key.fileobj)
 
 
-def test_strangers_streams_are_bounded_and_the_oldest_ends_first():
-    settings = Settings.of(recipe())
-    federator = Federator(settings, Memory())
-    most = len(settings.roster) + MORE
+def test_what_hangs_up_without_a_word_is_no_refusal(folder):
+    """As a federator does that has no room: it may answer later."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
 
-    async def run():
-        address = f"127.0.0.1:{await federator.start('127.0.0.1:0')}"
-        async with ExitStackOfChannels(address) as channels:
-            calls = []
-            for _ in range(most + 1):
-                calls.append(channels.open())
-                await calls[-1].write(encode(Ask()))
-                await calls[-1].read()  # so that it is there before the next
-            first = decode_from_federator(await calls[0].read(), 2**20)
-            assert await calls[0].read() is grpc.aio.EOF
-            held = len(federator._connections)
-        federator.stop("enough")
-        await federator.close()
-        return first, held
+        async def play():
+            asked = asyncio.ensure_future(asyncio.to_thread(refusal, address, folder / "alice"))
+            for _ in range(2):  # with TLS, and without
+                (await asyncio.to_thread(listening.accept))[0].close()
+            return await asked
 
-    first, held = asyncio.run(run())
-    assert first == Bye("too many streams: come again later")
-    assert held <= most + 1
-
-
-class ExitStackOfChannels:
-    """Channels, each with a connection of its own, that are closed together."""
-
-    def __init__(self, address):
-        self.address, self.channels = address, []
-
-    def open(self):
-        self.channels.append(grpc.aio.insecure_channel(self.address, client_options(2**20)))
-        return self.channels[-1].stream_stream(METHOD)()
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *_):
-        for channel in self.channels:
-            await channel.close()
-
-
-@pytest.mark.parametrize(
-    ("messages", "stream", "waits", "why"),
-    [
-        (0, None, False, "it has said nothing for 0.01 seconds"),
-        (1, None, False, "it has said no Hello for 0.02 seconds: come again with it"),
-        (1, None, True, None),
-        (1, ClientStream("alice", 1), False, None),
-    ],
-)
-def test_a_stream_without_a_hello_ends(messages, stream, waits, why):
-    async def run():
-        strangers = Strangers(lambda: 4, lambda _: False, first_word=0.01, hello=0.02)
-        connection = Connection(1, None, Outbox(), messages=messages, stream=stream, waits=waits)
-        strangers.add(connection)
-        while strangers._clocks:
-            await asyncio.wait([asyncio.ensure_future(connection.cut.wait())], timeout=0.01)
-        sent = []
-
-        async def write(data):
-            sent.append(decode_from_federator(data, 2**20))
-
-        connection.outbox.end()
-        await connection.outbox.drain(write)
-        return sent
-
-    assert asyncio.run(run()) == ([] if why is None else [Bye(why)])
+        assert asyncio.run(play()) is None

@@ -39,7 +39,7 @@ def played(folder, names):
     async def run(ledger):
         certificate = keys.certificate_of_federator(folder / "keys")
         federator = Federator(
-            settings, ledger, peer_name=keys.peer_name, peer_certificate=keys.peer_certificate,
+            settings, ledger, peer_name=keys.peer_name, certified=True,
             key=private_key(keys.federator_key(folder / "keys")), certificate=certificate,
         )  # fmt: skip
         port = await federator.start("127.0.0.1:0", keys.server_credentials(folder / "keys"))

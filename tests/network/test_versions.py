@@ -4,17 +4,19 @@ The bytes of version 1 are what its own code sent.
 """
 
 import asyncio
+from contextlib import suppress
 
 import grpc
 import grpc.aio
 import pytest
 from tests.network.parties import recipe
+from tests.network.raw import answering, call
 
 from cyber0.errors import Refused
+from cyber0.network.keys import channel_credentials, init, issue, peer_name, server_credentials
 from cyber0.network.member import Member
 from cyber0.network.server import Federator
 from cyber0.network.session import attend
-from cyber0.network.stream import METHOD, SERVICE, TALK
 from cyber0.network.stub_model import StubModel
 from cyber0.protocol.codec import decode_from_federator
 from cyber0.protocol.ledger import Memory
@@ -45,14 +47,14 @@ INVITATION = b':\x81\x04\x08\x01\x12\xfc\x03{"agreement": {"batch": 16, "byzanti
     ],
     ids=["ask", "hello"],
 )
-def test_a_client_of_version_1_is_told_so(data, sentence):
+def test_messages_of_version_1_are_answered_with_a_sentence(data, sentence):
     async def run():
         federator = Federator(Settings.of(recipe()), Memory())
         port = await federator.start("127.0.0.1:0")
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.stream_stream(METHOD)()
-            await call.write(data)
-            answer = await call.read()
+        caller = await call(f"127.0.0.1:{port}")
+        await caller.write(data)
+        answer = await caller.read()
+        caller.close()
         federator.stop("enough")
         await federator.close()
         return decode_from_federator(answer)
@@ -68,22 +70,100 @@ def test_a_client_of_version_1_is_told_so(data, sentence):
     ],
     ids=["bye", "invitation"],
 )
-def test_a_federator_of_version_1_is_refused(answer, sentence):
+def test_a_federator_that_sends_messages_of_version_1_is_refused(answer, sentence):
+    async def run(address):
+        await attend(address, lambda told: Member(told, "client-0", StubModel(4)))
+
+    with answering(answer) as address, pytest.raises(Refused) as caught:
+        asyncio.run(run(address))
+    assert str(caught.value) == sentence
+
+
+# Version 1 spoke gRPC
+
+
+METHOD = "/cyber0.v1.Federator/Talk"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    init(tmp_path / "keys")
+    issue("client-0", tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_client_that_speaks_grpc_is_told_so(folder, tls):
+    async def run():
+        federator = Federator(Settings.of(recipe()), Memory(), peer_name=peer_name if tls else None)
+        port = await federator.start("127.0.0.1:0", server_credentials(folder) if tls else None)
+        own = [(folder / "clients/client-0" / name).read_bytes() for name in ("ca.pem", "key.pem", "cert.pem")]
+        secure = grpc.ssl_channel_credentials(*own)
+        made = grpc.aio.secure_channel if tls else grpc.aio.insecure_channel
+        async with made(f"127.0.0.1:{port}", *([secure] if tls else [])) as channel:
+            stream = channel.stream_stream(METHOD)()
+            with suppress(grpc.aio.AioRpcError):
+                await stream.write(ASK)
+            told = await stream.code(), await stream.details()
+        federator.stop("enough")
+        await federator.close()
+        return told
+
+    sentence = "this federator speaks version 2 of the protocol, not 1: both need the same cyber0"
+    assert asyncio.run(run()) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_federator_that_speaks_grpc_is_refused(folder, tls):
     async def talk(_, context):
         await context.read()
-        await context.write(answer)
 
     async def run():
         server = grpc.aio.server()
         handler = grpc.stream_stream_rpc_method_handler(talk)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {TALK: handler}),))
-        port = server.add_insecure_port("127.0.0.1:0")
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("cyber0.v1.Federator", {"Talk": handler}),)
+        )
+        own = [(folder / "federator" / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem")]
+        secure = grpc.ssl_server_credentials([own[:2]], own[2], require_client_auth=True)
+        port = server.add_secure_port("127.0.0.1:0", secure) if tls else server.add_insecure_port("127.0.0.1:0")
         await server.start()
+        credentials = channel_credentials(folder / "clients/client-0") if tls else None
         try:
-            await attend(f"127.0.0.1:{port}", lambda told: Member(told, "client-0", StubModel(4)))
+            await attend(f"127.0.0.1:{port}", lambda _: None, credentials=credentials, give_up=20)
         finally:
             await server.stop(0)
 
-    with pytest.raises(Refused) as caught:
+    sentence = "the federator speaks version 1 of the protocol, and this client 2: both need the same cyber0"
+    with pytest.raises(Refused, match=sentence):
         asyncio.run(run())
-    assert str(caught.value) == sentence
+
+
+def test_another_version_of_the_greeting_is_answered_with_ours():
+    async def run():
+        federator = Federator(Settings.of(recipe()), Memory())
+        reader, writer = await asyncio.open_connection("127.0.0.1", await federator.start("127.0.0.1:0"))
+        writer.write(b"cyber0 3\n")
+        said = await reader.read()
+        writer.close()
+        federator.stop("enough")
+        await federator.close()
+        return said
+
+    assert asyncio.run(run()) == b"cyber0 2\n"
+
+
+def test_a_browser_is_told_what_the_port_is_for():
+    async def run():
+        federator = Federator(Settings.of(recipe()), Memory())
+        reader, writer = await asyncio.open_connection("127.0.0.1", await federator.start("127.0.0.1:0"))
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        said = await reader.read()
+        writer.close()
+        federator.stop("enough")
+        await federator.close()
+        return said
+
+    said = asyncio.run(run())
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"cyber0 serve --metrics" in said

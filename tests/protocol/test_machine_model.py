@@ -45,7 +45,7 @@ class AgainstAModel(RuleBasedStateMachine):
     def start(self, commits):
         self.machine = Bench(resumed(settings(rounds=LAST), commits))
         self.round, self.commits, self.gathering, self.extension = commits, [], True, None
-        self.here, self.keeping_up = {}, set()
+        self.here, self.keeping_up, self.heard = {}, set(), set()
         self.votes, self.excluded = {}, set()
         self.roster, self.pending, self.proposed, self.last = set(ROSTER), [], [], LAST
         self.first = self.machine.state.roster
@@ -103,7 +103,10 @@ class AgainstAModel(RuleBasedStateMachine):
         self.machine = Bench(resume(state.settings, state.identity, state.head, state.roster, state.previous))
         self.machine.effects = effects
         self.here, self.keeping_up, self.votes, self.excluded, self.proposed = {}, set(), {}, set(), []
-        self.gathering, self.extension = True, None
+        self.gathering, self.extension, self.heard = True, None, set()
+
+    def has_heard(self):
+        return len(self.heard & self.roster) >= quorum(len(self.roster))
 
     def waited_for(self):
         return self.keeping_up - self.votes.keys() - self.excluded
@@ -120,6 +123,8 @@ class AgainstAModel(RuleBasedStateMachine):
             if commits == self.round and name in self.roster:
                 self.keeping_up.add(name)
             self.gathering = self.gathering and not self.roster <= self.here.keys() | self.revoked
+            begins = self.gathering and not self.has_heard()
+            self.heard |= {name} if begins else set()
             if self.extension is None and self.round < self.last:
                 self.extension = 0
         self.settle()
@@ -172,7 +177,7 @@ class AgainstAModel(RuleBasedStateMachine):
         self.machine(Deadline(self.round, self.extension + stale))
         if stale:
             return
-        before, self.gathering, laggards = self.round, False, self.waited_for()
+        before, self.gathering, laggards = self.round, self.gathering and not self.has_heard(), self.waited_for()
         self.keeping_up -= laggards
         self.settle()
         if self.round == before:

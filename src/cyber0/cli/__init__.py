@@ -1,6 +1,5 @@
 """The command `cyber0`."""
 
-import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -26,7 +25,6 @@ def main() -> None:
     """Run the command line; an error is one sentence and exit status 1, and a traceback only if asked for."""
     try:
         stop_at_signals()
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported in our own words; gRPC reads it at once
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):  # a name that a terminal cannot show stops nothing
                 stream.reconfigure(errors="backslashreplace")

@@ -95,6 +95,13 @@ def join(
             min=0, max=1, help="How many rounds to check from their votes: 0 none, 1 each before your next vote."
         ),
     ] = 0.05,
+    accept_lost: Annotated[
+        bool,
+        typer.Option(
+            "--accept-lost",
+            help="With --audit 1: go on where a federator that was restored from a backup has lost a round's votes.",
+        ),
+    ] = False,
     audit_budget: Annotated[
         float, typer.Option(min=1, help="Bytes per second that this may take, unless every round is checked.")
     ] = 2.0**20,
@@ -142,6 +149,7 @@ def join(
         "evaluates": evaluate,
         "audit": audit,
         "audit_budget": audit_budget,
+        "accept_lost": accept_lost,
         "expect": digest_of(expect, "--expect"),
         "limits": Limits(max_memory, max_seconds, max_directions, max_rounds),
         "marks": key.with_name(f"{key.name}-runs") if key else None if tls is None else tls / "runs",
@@ -226,7 +234,7 @@ def _key(tls: Path | None, key: Path | None) -> PrivateKey | None:
 
 
 def _check_handshake(address: str, tls: Path) -> None:
-    """Refuse keys whose handshake fails: gRPC would retry forever and not say why. A federator may come later."""
+    """Refuse keys whose handshake fails, instead of trying again for ever. A federator may come later."""
     channel_credentials(tls)
     reason = refusal(address, tls)
     if reason is not None:
@@ -237,6 +245,7 @@ def _print(log: Log, name: str, outcome: Outcome, out: Path | None) -> None:
     if log.form == "json":
         facts = {"rounds": outcome.rounds, "accuracy": outcome.accuracy, "loss": outcome.loss}
         marks = {"fingerprint": f"{outcome.fingerprint:016x}", "head": outcome.head.hex()}
+        marks |= {"not_audited": outcome.unaudited} if outcome.unaudited else {}
         log.say(f"{name} has ended", **facts, **marks, **({} if out is None else {"written_to": str(out)}))
         return
     console = log.console
@@ -247,6 +256,10 @@ def _print(log: Log, name: str, outcome: Outcome, out: Path | None) -> None:
         line(console, "loss", f"{outcome.loss:.4f}")
     line(console, "fingerprint", f"{outcome.fingerprint:016x}")
     line(console, "head", outcome.head.hex())
+    if outcome.unaudited:
+        line(
+            console, "not audited", f"{outcome.unaudited:,} rounds that were picked: the federator has lost their votes"
+        )
     if out is not None:
         line(console, "written to", out)
 

@@ -1,4 +1,7 @@
-"""`cyber0 ledger`: look at a run's ledger, copy it, share the run as one small file, make a ledger of such a file."""
+"""`cyber0 ledger`: look at a run's ledger, copy it, share the run as one small file, make a ledger of such a file.
+
+Or make a new run that begins with the first rounds of another one.
+"""
 
 from collections import Counter
 from collections.abc import Generator
@@ -14,16 +17,20 @@ from rich.table import Table
 
 from cyber0.errors import InvalidConfig, InvalidExport, InvalidLedger
 from cyber0.extras import require
+from cyber0.network.keys import federator_key
+from cyber0.network.remembered import DEFAULTS
 from cyber0.printable import printable
 from cyber0.protocol import export as exports
+from cyber0.protocol.fork import forked
 from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.records import Verdict
+from cyber0.protocol.signing import key_beside, private_key
 from cyber0.protocol.sqlite import File
 from cyber0.replay import open_ledger
 
 __all__ = ["digest_of", "ledger", "line"]
 
-ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, back it up, export it, import it.")
+ledger = typer.Typer(no_args_is_help=True, help="Look at a run's ledger, back it up, export it, import it, go back.")
 
 
 def _a_file(run: Path) -> Path:
@@ -78,6 +85,8 @@ def _show_run(console: Console, run: Ledger) -> None:
     identity, head = run.identity, run.head
     agreement, plan = identity.agreement, identity.plan
     line(console, "run", identity.digest.hex())
+    if identity.parent is not None:
+        line(console, "parent", f"{identity.parent.text}, whose link was {identity.parent.link.hex() or 'not known'}")
     line(console, "task", f"{agreement.task}, seed {agreement.seed}")
     if agreement.model is not None:
         line(console, "model", f"{agreement.model}, {agreement.precision}")
@@ -196,11 +205,67 @@ def import_(
     if out.exists():
         raise InvalidLedger(f"{out} exists: name a new file")
     exported = exports.read(file)
-    try:
-        with File(out) as made:
-            made.adopt(exported)
-    except BaseException:  # what was made is no ledger yet, and would be in the way of the next try
-        for suffix in ("", "-lock", "-shm", "-wal"):
-            out.with_name(out.name + suffix).unlink(missing_ok=True)
-        raise
+    with _new_ledger(out) as made:
+        made.adopt(exported)
     line(Console(), "written to", f"{out}: {exported.rounds:,} rounds, without their votes")
+
+
+@ledger.command()
+def fork(
+    file: Annotated[Path, typer.Argument(help="The ledger of a run, or an exported run.", show_default=False)],
+    new: Annotated[Path, typer.Argument(help="The ledger to make.", show_default=False)],
+    rounds: Annotated[
+        int | None,
+        typer.Option("--round", min=0, help="Begin with so many rounds of it. \\[default: all]", show_default=False),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, help="How many the new run has in all. \\[default: as many as that one]"),
+    ] = None,
+    tls: Annotated[Path | None, typer.Option(help="The folder made by cyber0 keys init.", show_default=False)] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="The key that signs the ledger. \\[default: that of --tls, or beside it]", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Go back: make a new run that begins with the first rounds of another one, and names it as its parent.
+
+    A run itself cannot be taken back, since nobody signs a round of it twice. Clients join the new run as any other,
+    and keep what they have of the old one.
+    """
+    beside = file.with_name(file.name + "-key.pem")
+    signer = key or (federator_key(tls) if tls else beside)
+    if not signer.exists():
+        raise InvalidConfig(f"there is no key {signer}: give the one that signs {file}, by --tls or --key")
+    copied = new.with_name(new.name + "-key.pem")
+    if signer == beside and copied.exists() and not new.exists():
+        raise InvalidConfig(f"{copied} exists, and may be the key of another run: name a new ledger")
+    with open_ledger(file) as run:
+        made = forked(run, run.head.rounds if rounds is None else rounds, private_key(signer), last)
+        settings = run.settings if isinstance(run, File) else {}
+    with _new_ledger(new) as written:
+        written.adopt(made)
+        written.remember({name: value for name, value in settings.items() if name in DEFAULTS})
+        if signer == beside:
+            key_beside(copied, beside)
+    console = Console()
+    line(console, "run", made.identity.digest.hex())
+    line(console, "parent", "" if made.identity.parent is None else made.identity.parent.text)
+    line(console, "written to", f"{new}: {made.rounds:,} rounds, without their votes, which {file} has")
+    line(console, "next", f"cyber0 serve --ledger {quote(str(new))}, with the same --listen and --tls")
+
+
+@contextmanager
+def _new_ledger(path: Path) -> Generator[File]:
+    """Make a ledger; nothing is left of it where that fails: it is no ledger yet, and would be in the way."""
+    if path.exists():
+        raise InvalidLedger(f"{path} exists: name a new file")
+    try:
+        with File(path) as made:
+            yield made
+    except BaseException:
+        for suffix in ("", "-lock", "-shm", "-wal"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        raise

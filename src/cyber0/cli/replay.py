@@ -52,9 +52,11 @@ def replay(
         begin = time.perf_counter()
         with Progress(console, "replaying", count) as progress:
             fingerprint = rebuild(ledger, parameters, rounds, chosen(device), progress.update)
-        seconds = time.perf_counter() - begin
+        seconds, parent = time.perf_counter() - begin, ledger.identity.parent
     weights.write(out)
     line(console, "rounds", f"{count:,}")
+    if parent is not None:
+        line(console, "parent", parent.text)
     line(console, "seconds", f"{seconds:.2f}")
     line(console, "fingerprint", f"{fingerprint:016x}")
     line(console, "written to", out)

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,14 +26,14 @@ from cyber0.network.keys import (
     check_name,
     expiring,
     federator_key,
-    peer_certificate,
     peer_name,
     server_credentials,
 )
+from cyber0.network.listener import raise_limit, too_few
 from cyber0.network.log import Form, Log, check_form
+from cyber0.network.remembered import asked_before, keep_asked, serving
 from cyber0.network.server import Federator
 from cyber0.network.show import Show, showing
-from cyber0.network.sockets import raise_limit
 from cyber0.network.watch import Watch
 from cyber0.printable import printable
 from cyber0.protocol.settings import Settings
@@ -66,20 +66,38 @@ def serve(
     key: Annotated[
         Path | None, typer.Option(help="The key that signs the ledger. \\[default: that of --tls]", show_default=False)
     ] = None,
-    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that a round waits for votes.")] = 60.0,
+    deadline: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Seconds that a round waits for votes.", show_default="as before, or 60"),
+    ] = None,
     patience: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0, help="How long a round waits for others once a quorum is in, in times that quorums took lately."
+            min=0,
+            help="How long a round waits for others once a quorum is in, in times that quorums took lately.",
+            show_default="as before, or 2",
         ),
-    ] = 2.0,
-    linger: Annotated[float, typer.Option(min=0, help="Seconds to serve latecomers after the end.")] = 0.0,
+    ] = None,
+    linger: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds to serve latecomers after the end.", show_default="as before, or 0"),
+    ] = None,
     fingerprint_every: Annotated[
-        int, typer.Option(min=1, help="Rounds from one comparison of the clients' weights to the next.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rounds from one comparison of the clients' weights to the next.",
+            show_default="as before, or 100",
+        ),
+    ] = None,
     evaluate_every: Annotated[
-        int, typer.Option(min=1, help="Rounds from one evaluation to the next, of clients that evaluate.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rounds from one evaluation to the next, of clients that evaluate.",
+            show_default="as before, or 10",
+        ),
+    ] = None,
     log: Annotated[
         str, typer.Option(help="How to write lines: plain, or json for one JSON object to a line.")
     ] = "plain",
@@ -114,34 +132,52 @@ def serve(
     given = {name: value for name, value in options.items() if value is not None}
     check_listen(listen, secure=tls is not None, insecure=insecure)
     form, watched = check_form(log), None if metrics is None else metrics_address(metrics, public=metrics_public)
-    timing = {
+    own = {
         "deadline": deadline,
         "patience": patience,
+        "linger": linger,
         "fingerprint_every": fingerprint_every,
         "evaluate_every": evaluate_every,
     }
+    own = {name: value for name, value in own.items() if value is not None}
     anything = bool(recipe or given or roster or no_votes)
-    asked = _asked(recipe, given, roster, no_votes, timing) if anything or not ledger.exists() else None
+    asked = _asked(recipe, given, roster, no_votes) if anything or not ledger.exists() else None
+    if "evaluate_every" in read_recipe(recipe) and asked is not None:
+        own.setdefault("evaluate_every", asked.evaluate_every)
     raise_limit()
     with File(ledger) as file:
         if asked is None and not own_rule:
             refuse_code(file)
-        settings = Settings.of_ledger(file, asked, **timing)
+        settings, linger, said = _resumed(file, asked, own)
         signer = key or (federator_key(tls) if tls else None)
         with keeping(lambda: kept(file)):
             private = None if signer is None else private_key(signer)
-            shown = Shown(form, watched, metrics_public)
+            shown = Shown(form, watched, metrics_public, tuple(said))
             asyncio.run(_serve(settings, file, listen, tls, private, linger, callback or [], shown))
 
 
-def _asked(
-    recipe: Path | None, given: dict[str, Any], roster: str | None, no_votes: bool, timing: dict[str, Any]
-) -> Settings:
+def _resumed(file: File, asked: Settings | None, own: dict[str, Any]) -> tuple[Settings, float, list[str]]:
+    """Return the settings to serve a ledger with, how long to linger, and what to say of them; they are kept in it."""
+    options, said = serving(file, own)
+    before = asked_before(file) if asked is None else None
+    if before is not None:
+        said.append("the run that was asked for before is not founded yet: this is it")
+    asked = asked or before
+    timing = {name: value for name, value in options.items() if name != "linger"}
+    asked = None if asked is None else replace(asked, **timing)
+    settings = Settings.of_ledger(file, asked, **timing)
+    file.remember(options)
+    if not file.founded:
+        keep_asked(file, settings)
+    return settings, options["linger"], said
+
+
+def _asked(recipe: Path | None, given: dict[str, Any], roster: str | None, no_votes: bool) -> Settings:
     members = None if roster is None else names_of(roster)
     keys = read_recipe(recipe)
     if members and "clients" not in {**keys, **given}:
         given = {**given, "clients": len(members)}
-    settings = Settings.of(RunConfig(**{**keys, **given}), members, keep_votes=not no_votes, **timing)
+    settings = Settings.of(RunConfig(**{**keys, **given}), members, keep_votes=not no_votes)
     registry.check("task", settings.agreement.task, tasks.NAMES)  # these two refuse what no client could play
     _ = settings.quorum
     return settings
@@ -149,7 +185,9 @@ def _asked(
 
 def refuse_code(ledger: File) -> None:
     """Refuse a ledger whose rule is code, if nobody but the file has named it."""
-    if ledger.founded and ":" in (rule := ledger.identity.agreement.rule):
+    before = asked_before(ledger)
+    agreement = ledger.identity.agreement if ledger.founded else None if before is None else before.agreement
+    if agreement is not None and ":" in (rule := agreement.rule):
         raise InvalidConfig(
             f"rule = {rule!r} in {ledger.path} is code that would be imported here: say --own-rule if it is yours"
         )
@@ -229,11 +267,12 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Shown:
-    """How a federator shows its run: the form of its lines, and where its metrics are, if anywhere."""
+    """How a federator shows its run: the form of its lines, where its metrics are, and what it says at first."""
 
     form: Form = "plain"
     metrics: tuple[str, int] | None = None
     public: bool = False
+    first: tuple[str, ...] = ()
 
 
 async def _serve(
@@ -252,7 +291,7 @@ async def _serve(
             settings,
             ledger,
             peer_name=None if tls is None else peer_name,
-            peer_certificate=None if tls is None else peer_certificate,
+            certified=tls is not None,
             key=key,
             certificate=b"" if tls is None else certificate_of_federator(tls),
             certificates=None if tls is None else certificates_of_clients(tls, settings.roster),
@@ -278,6 +317,10 @@ async def _serve(
         if problem := await control.open():
             show.notice(problem)
         show.begin(federator, f"{listen.rpartition(':')[0]}:{port}", secure=tls is not None)
+        for text in shown.first:
+            show.log.say(text)
+        if few := too_few(len(federator.state.who.names)):
+            federator.say(few, "warning")
         if shown.metrics is not None:
             show.log.say(f"the live page is at {live_address(shown.metrics[0], await http.start(*shown.metrics))}")
         await _watched(federator, show, tls)

@@ -14,6 +14,7 @@ from typing import Any
 
 from cyber0 import aggregation
 from cyber0.errors import Cyber0Error, InvalidConfig, InvalidEvidence, Refused, RejectedMessage
+from cyber0.network.log import Said
 from cyber0.protocol import evidence, pages
 from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots, is_final, rule_of
 from cyber0.protocol.catching_up import Step
@@ -69,6 +70,7 @@ class Audits:
         fraction: How often a round is picked: from 0, never, to 1, every round before the next vote.
         budget: Bytes per second that pages may take; a round that would take more is not picked, unless all are.
         own_code: Whether a rule that the run names as `package.module:object` may be imported and run.
+        accepts_lost: Whether to go on where the federator has lost the votes of a round, though all are to be audited.
         notice: A function that is called with a sentence when something happens.
         keep: A function that stores evidence about another client, and returns where it is, in words.
         rng: What picks; by default the operating system's randomness, which a federator cannot foresee.
@@ -82,6 +84,7 @@ class Audits:
         budget: float = 2.0**20,
         *,
         own_code: bool = False,
+        accepts_lost: bool = False,
         notice: Callable[[str], None] = lambda _: None,
         keep: Callable[[bytes], str] | None = None,
         rng: random.Random | None = None,
@@ -93,7 +96,9 @@ class Audits:
             raise InvalidConfig(f"audit budget = {budget}: it must be above 0 bytes per second")
         self.fraction, self.budget, self.own_code, self.notice = fraction, budget, own_code, notice
         self.audited, self.missing, self.final = 0, 0, 0  # rounds that were right, own votes not found, final commits
+        self.unaudited = 0  # rounds that were picked, and whose votes are lost
         self.received = 0  # bytes
+        self.accepts_lost, self._lost = accepts_lost, 0
         self._rng, self._now = rng or random.SystemRandom(), now
         self._since, self._spent = now(), 0.0
         self.keep = keep
@@ -125,6 +130,18 @@ class Audits:
         self._has_memory = self._rule is not None and isinstance(self._rule.rule, aggregation.RuleWithMemory)
         self._commits.clear()
         self._remembers = 0 if rounds == 0 else -1
+
+    def lost(self, rounds: int) -> None:
+        """Take note that the federator has lost votes of some of the first rounds; what it loses later is no excuse."""
+        if rounds > self._lost and self.fraction:
+            text = f"the federator was restored from a backup, and has lost votes of rounds before {rounds}"
+            self.notice(Said(f"{text}: this client cannot audit those", "warning"))
+        self._lost = rounds
+
+    def remember(self, steps: list[Step]) -> None:
+        """Take rounds that the client has applied in an earlier life: they are not picked again."""
+        for step in steps:
+            self._remember(step)
 
     def voted(self, round: int, digest: bytes) -> None:  # noqa: A002
         """Remember a vote of the client's own, by its digest, to look for it."""
@@ -184,6 +201,8 @@ class Audits:
             return []
         self.received += len(page.data)
         self._spent += len(page.data)
+        if not page.data and page.round < self._lost:
+            return self._give_up(page.round)
         if not page.data:
             self.notice(f"the federator shows no ballots of round {page.round}: this client does not vote on")
             return []
@@ -195,6 +214,18 @@ class Audits:
             return [Audit(page.round, pending.page)]
         self._check(pending)
         del self._pending[page.round]
+        return self._ask()
+
+    def _give_up(self, round: int) -> list[Audit]:  # noqa: A002
+        """Go on without an audit, loudly: the federator said beforehand that it has lost votes of such rounds."""
+        text = f"the federator has lost the votes of round {round}, which this client audits"
+        if self.fraction >= 1 and not self.accepts_lost:
+            raise Refused(f"{text} as all others: it may have cheated there; to go on all the same, say --accept-lost")
+        self.unaudited += 1
+        self._owed.discard(round)
+        del self._pending[round]
+        number = f"{self.unaudited} rounds" if self.unaudited > 1 else "1 round"
+        self.notice(Said(f"{text}: {number} could not be audited so far", "warning"))
         return self._ask()
 
     def _picks(self, step: Step) -> bool:

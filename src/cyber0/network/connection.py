@@ -1,44 +1,61 @@
-"""One stream of a client as the federator holds it: who is at its other end, and what it may still send and take."""
+"""One stream of a client as the federator holds it: who is at its other end, and what it may still send."""
 
-import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
-from cyber0.network.stream import Outbox
 from cyber0.protocol.codec import encode
 from cyber0.protocol.events import ClientStream
 from cyber0.protocol.messages import Bye
 
-__all__ = ["GRACE", "MAX_MESSAGES", "Connection"]
+__all__ = ["MAX_MESSAGES", "Connection", "Outlet"]
 
 MAX_MESSAGES = 64  # of a client in one round: an honest one sends two or three
-GRACE = 2.0  # seconds that a stream has to take its last message
 
 
-@dataclass(eq=False)
+class Outlet(Protocol):
+    """What messages to a client are given to: a `cyber0.network.channel.Channel`."""
+
+    sent: int
+    is_full: bool
+    is_ended: bool
+
+    def put(self, data: bytes) -> None:
+        """Write a message after all that waits."""
+
+    def put_all(self, parts: Iterable[bytes]) -> None:
+        """Write messages, each of which is made only when its turn comes."""
+
+    def end(self) -> None:
+        """Write nothing after what waits."""
+
+    def abort(self) -> None:
+        """End it at once."""
+
+
+@dataclass(eq=False, slots=True)
 class Connection:
     """A stream: `client` is its name as the transport has authenticated it, `certificate` what it showed, in DER."""
 
     number: int
-    client: str | None
-    outbox: Outbox
-    peer: str = ""  # where it comes from, as gRPC writes it
+    outlet: Outlet
+    address: str = ""  # where it comes from
+    client: str | None = None
     certificate: bytes = b""
     key: bytes = b""  # of the certificate
     stream: ClientStream | None = None
     round: int = -1
     messages: int = 0
-    waits: bool = False  # for the answer to a request
-    cut: asyncio.Event = field(default_factory=asyncio.Event)
+    has_spoken: bool = False
 
     def end(self, bye: Bye) -> None:
         """Send a Bye and end the stream; a client that does not read it is cut off after some seconds."""
-        if not self.outbox.is_ended:
-            self.outbox.put(encode(bye))
-            self.outbox.end()
-            asyncio.get_running_loop().call_later(GRACE, self.cut.set)
+        if not self.outlet.is_ended:
+            self.outlet.put(encode(bye))
+            self.outlet.end()
 
     def is_flood(self, current: int) -> bool:
         """Count one more message, and return whether there are too many in this round."""
         self.messages = self.messages + 1 if current == self.round else 1
-        self.round = current
+        self.round, self.has_spoken = current, True
         return self.messages > MAX_MESSAGES

@@ -152,6 +152,7 @@ ledger, and are not private
         "task": _task(settings, parameters),
         "step": _step(settings),
         "rounds": _cost(settings),
+        **({} if settings.parent is None else {"parent": settings.parent.text}),
         "decided by": _decision(settings, own_code),
         "finality": _finality(settings, audit, own_code),
         "audits": _audits(audit, settings.keep_votes),

@@ -1,10 +1,12 @@
-"""Why a TLS handshake with a federator fails, in words: gRPC says little more than that it does."""
+"""Why a TLS handshake with a federator fails, in words that say what to do."""
 
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 from cyber0.errors import InvalidKeys
+from cyber0.network.channel import GREETING, PROTOCOLS, host_and_port
 from cyber0.network.keys import channel_credentials
 
 __all__ = ["refusal", "speaks_tls"]
@@ -40,7 +42,7 @@ def speaks_tls(address: str, timeout: float = 5.0) -> bool:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(PROTOCOLS)
     host, port = _host_and_port(address)
     try:
         with socket.create_connection((host, port), timeout) as plain, context.wrap_socket(plain):
@@ -58,8 +60,13 @@ def speaks_tls(address: str, timeout: float = 5.0) -> bool:
 
 def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, folder: Path) -> str | None:
     host, _ = _host_and_port(address)
+    refused = (
+        f"the federator at {address} refuses {folder / 'cert.pem'}: it must be a client's, made by cyber0 "
+        "keys sign on the operator's machine, and not expired by the federator's clock"
+    )
     try:
         with context.wrap_socket(plain, server_hostname=host) as encrypted:
+            encrypted.sendall(GREETING + b"\n")
             if encrypted.recv(1):  # in TLS 1.3 a server looks at a client's certificate after the client is done
                 return None
     except ssl.SSLCertVerificationError as error:
@@ -71,28 +78,36 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, fold
         return (
             f"what answers at {address} is no federator of the authority in {folder / 'ca.pem'}: {error.verify_message}"
         )
-    except (ssl.SSLEOFError, ConnectionError):
-        return None
-    except ssl.SSLError:
+    except (ssl.SSLError, ConnectionError) as error:
+        if "CERTIFICATE" in (reason := getattr(error, "reason", None) or "") or "UNKNOWN_CA" in reason:
+            return refused
+        if isinstance(error, ssl.SSLEOFError | ConnectionError) and not _speaks_plainly(address):
+            return None
         return (
             f"what answers at {address} does not speak TLS as a federator does: is the port right, and was the "
             "federator started with --tls?"
         )
-    return (
-        f"the federator at {address} refuses {folder / 'cert.pem'}: it must be a client's, made by cyber0 "
-        "keys sign on the operator's machine, and not expired by the federator's clock"
-    )
+    return refused
+
+
+def _speaks_plainly(address: str, timeout: float = 5.0) -> bool:
+    """Return whether what answers at an address is a federator without TLS."""
+    host, port = _host_and_port(address)
+    with suppress(OSError), socket.create_connection((host, port), timeout) as plain:
+        plain.sendall(GREETING + b"\n")
+        return plain.recv(len(GREETING)).startswith(GREETING[:6])
+    return False
 
 
 def _context(folder: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(PROTOCOLS)
     return context
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    where = host_and_port(address)
+    if where is None:
         raise InvalidKeys(f"address = {address!r}: give a host and a port, such as federator.example.org:8443")
-    return host.strip("[]"), int(port)
+    return where

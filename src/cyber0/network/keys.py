@@ -1,4 +1,4 @@
-"""Folders of keys and certificates of the federator and the clients, and the gRPC credentials made of them.
+"""Folders of keys and certificates of the federator and the clients, and the credentials made of them.
 
 keys/                     made by `cyber0 keys init`
 ├── ca.pem, ca-key.pem    the certificate authority; its key signs clients and federator, and serves for nothing else
@@ -9,12 +9,11 @@ alice/                    on alice's machine: ca.pem, cert.pem, key.pem (`cyber0
 """
 
 import re
+import ssl
 from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, cast
 
-import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -30,6 +29,7 @@ from cyber0.network.certificates import (
     is_for_federator,
     subject_public_key,
 )
+from cyber0.network.channel import PROTOCOLS, Credentials, Peer
 from cyber0.network.key_files import (
     certificate,
     check_issued,
@@ -51,15 +51,16 @@ __all__ = [
     "check_days",
     "check_host",
     "check_name",
+    "client_context",
     "client_name",
     "expiring",
     "federator_key",
     "init",
     "issue",
-    "peer_certificate",
     "peer_name",
     "public_key_of",
     "read_authority",
+    "server_context",
     "server_credentials",
 ]
 
@@ -151,7 +152,7 @@ def read_authority(keys: Path) -> Pair:
     return ca
 
 
-def server_credentials(folder: Path) -> grpc.ServerCredentials:
+def server_credentials(folder: Path) -> Credentials:
     """Return the federator's credentials: every client must present a certificate of its authority.
 
     `folder` is what `init` was given, or the `federator` folder in it.
@@ -161,21 +162,45 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
     cyber0.errors.InvalidKeys: no/such/keys holds no keys of a federator: make them with cyber0 keys init no/such/keys
     """
     folder = _federator(folder)
-    key, cert, ca = _credentials(folder, NEW_FEDERATOR)
+    _check_folder(folder, NEW_FEDERATOR)
     if not is_for_federator(certificate(folder / "cert.pem")):
         raise InvalidKeys(f"{folder / 'cert.pem'} is a client's: give the folder made by cyber0 keys init")
-    return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+    context = server_context(folder / "cert.pem", folder / "key.pem")
+    context.load_verify_locations(folder / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return Credentials(context)
 
 
-def channel_credentials(folder: Path) -> grpc.ChannelCredentials:
+def server_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """Return the TLS of a server with a certificate and a key, which asks clients for none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # nobody resumes a session, and each would take memory
+    context.load_cert_chain(cert, key)
+    context.set_alpn_protocols(PROTOCOLS)
+    return context
+
+
+def client_context(authority: str) -> ssl.SSLContext:
+    """Return the TLS of a client that trusts servers of an authority, in PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=authority)
+    context.set_alpn_protocols(PROTOCOLS)
+    return context
+
+
+def channel_credentials(folder: Path) -> Credentials:
     """Return a client's credentials.
 
     >>> channel_credentials(Path("no/such/folder"))
     Traceback (most recent call last):
     cyber0.errors.InvalidKeys: cannot read no/such/folder/ca.pem: No such file or directory
     """
-    key, cert, ca = _credentials(folder, NEW_CLIENT)
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+    _check_folder(folder, NEW_CLIENT)
+    context = client_context(read(folder / "ca.pem").decode())
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return Credentials(context)
 
 
 def expiring(folder: Path) -> list[str]:
@@ -193,33 +218,17 @@ def expiring(folder: Path) -> list[str]:
     return list(filter(None, (expires_soon(certificate(path), path, remedy) for path, remedy in places)))
 
 
-def peer_name(context: Any) -> str:
-    """Return the name on the certificate of a caller, from the context of a gRPC call.
+def peer_name(peer: Peer) -> str:
+    """Return the name on the certificate of who has connected.
 
-    >>> class Context:
-    ...     def auth_context(self):
-    ...         return {"x509_common_name": [b"alice"]}
-    >>> peer_name(Context())
+    >>> made = certificates.client(certificates.authority("ours", days=1), "alice", days=1)
+    >>> peer_name(Peer("", made.certificate.public_bytes(Encoding.DER)))
     'alice'
     """
-    names = cast("dict[str, list[bytes]]", context.auth_context()).get("x509_common_name", [])
-    if len(names) != 1 or not names[0]:
+    name = common_name(x509.load_der_x509_certificate(peer.certificate)) if peer.certificate else ""
+    if not name:
         raise InvalidKeys("the caller's certificate has no name: ask for it with cyber0 keys request NAME")
-    return check_name(names[0].decode("utf-8", errors="replace"))
-
-
-def peer_certificate(context: Any) -> x509.Certificate | None:
-    """Return the certificate of a caller, from the context of a gRPC call; None where it has shown none.
-
-    >>> made = certificates.authority("ours", days=1)
-    >>> class Context:
-    ...     def auth_context(self):
-    ...         return {"x509_pem_cert": [made.pem]}
-    >>> peer_certificate(Context()) == made.certificate
-    True
-    """
-    shown = cast("dict[str, list[bytes]]", context.auth_context()).get("x509_pem_cert", [])
-    return x509.load_pem_x509_certificate(shown[0]) if shown else None
+    return check_name(name)
 
 
 def federator_key(folder: Path) -> Path:
@@ -315,8 +324,8 @@ def check_days(days: int) -> int:
     return days
 
 
-def _credentials(folder: Path, remedy: str) -> tuple[bytes, bytes, bytes]:
-    """Return key, certificate and authority of a folder, in PEM; checked, since a failed handshake says little."""
+def _check_folder(folder: Path, remedy: str) -> None:
+    """Refuse a folder whose key, certificate and authority do not fit: a failed handshake says little."""
     if (folder / "request.pem").exists() and not (folder / "cert.pem").exists():
         raise InvalidKeys(
             f"{folder} has no certificate yet: send {folder / 'request.pem'} to the federation's operator, and give "
@@ -326,7 +335,6 @@ def _credentials(folder: Path, remedy: str) -> tuple[bytes, bytes, bytes]:
     own = pair(folder / "key.pem", folder / "cert.pem")
     check_valid(own.certificate, folder / "cert.pem", remedy)
     check_issued(own.certificate, folder / "cert.pem", ca, folder / "ca.pem")
-    return own.key_pem, own.pem, read(folder / "ca.pem")
 
 
 def _federator(folder: Path) -> Path:

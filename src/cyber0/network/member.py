@@ -6,12 +6,13 @@ itself, and belong to the run that it was invited to.
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, InvalidParameters, Refused
 from cyber0.network.audits import Audits, Caught
+from cyber0.network.commit_log import CommitLog
 from cyber0.network.consent import Limits
 from cyber0.network.log import Said
 from cyber0.network.model import Model
@@ -33,6 +34,8 @@ from cyber0.protocol.messages import (
     FromFederator,
     Hello,
     Page,
+    Recall,
+    Recalled,
     Rejection,
     RoundOpen,
     Vote,
@@ -103,6 +106,7 @@ class Member:
         self._waiting: deque[Committed | CatchUp] = deque()
         self._followed: list[Step] = []  # rounds that are not applied yet
         self._snapshot_at = 0
+        self._recalled = -1  # the last round from which on it was asked for commits, on this stream
         self._restore()
 
     @property
@@ -136,9 +140,10 @@ class Member:
 
     def hello(self) -> Hello:
         """Return the Hello for a new stream."""
-        self.welcomed, self.bye, self._sent, self._open = False, None, -1, -1
+        self.welcomed, self.bye, self._sent, self._open, self._recalled = False, None, -1, -1, -1
         self._forget_followed()
         knows = self.position is not None
+        last = self.store.vote(self.store.newest) if knows and self.store.newest > self.commits else None
         return Hello(
             self.name,
             self.model.manifest,
@@ -151,6 +156,10 @@ class Member:
             layout=b"" if knows else self.model.layout,
             meaning=self.model.meaning,
             key=self._public,
+            signature=b"" if self.position is None else self.position.signature,
+            voted=0 if last is None else last.vote.round,
+            voted_link=b"" if last is None else last.link,
+            voted_signature=b"" if last is None else last.signature,
         )
 
     def _forget_followed(self) -> None:
@@ -177,9 +186,9 @@ class Member:
 
     def _handle(self, message: FromFederator, send: Send) -> None:
         match message:
-            case Welcome() | Page():
-                for request in self._on_welcome(message) if isinstance(message, Welcome) else self._on_page(message):
-                    send(request)
+            case Welcome() | Page() | Recall():
+                for answer in self._answers(message):
+                    send(answer)
             case RoundOpen(number):
                 self._open, self._sent = number, -1
             case Rejection(replay=True):
@@ -193,6 +202,21 @@ class Member:
                 self.bye = self.bye or message  # the first one has the reason
             case _:
                 pass
+
+    def _answers(self, message: Welcome | Page | Recall) -> Sequence[Audit | Recalled]:
+        if isinstance(message, Recall):
+            return self._on_recall(message.first)
+        return self._on_welcome(message) if isinstance(message, Welcome) else self._on_page(message)
+
+    def _on_recall(self, first: int) -> list[Recalled]:
+        """Show the federator commits that it has lost; on one stream, each of them once."""
+        if first <= self._recalled:
+            return []
+        self._recalled = first
+        return [Recalled(first) if self.position is None else self._log(self.position.identity).recalled(first)]
+
+    def _log(self, identity: Identity) -> CommitLog:
+        return self.store.commits(4 * identity.plan.scalars, self.notice)
 
     def _note_rejection(self, number: int, verdict: str, reason: str) -> None:
         """Say that a vote does not count, where this client can do something about it."""
@@ -223,6 +247,7 @@ class Member:
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
         self.welcomed, self._replayed = True, False
         self._forget_followed()
+        self.audits.lost(min(welcome.lost, welcome.round))
         return self.audits.again()
 
     def _check_marks(self, identity: Identity) -> None:
@@ -261,6 +286,7 @@ class Member:
             "rounds": roster.rounds == expected.agreement.rounds,
             "quorum": _is_code(expected, identity) or roster.quorum == expected.quorum,
             "keep_votes": identity.keep_votes == expected.keep_votes,
+            "parent": identity.parent == expected.parent,
             "model": (identity.manifest, identity.base) == (model.manifest.hex(), model.base.hex()),
             "meaning of labels": identity.meaning == meaning_from(model.meaning),
             "key of the federator": identity.federator == (expected.federator or identity.federator) != b"",
@@ -306,7 +332,7 @@ class Member:
             return
         signed: dict[int, Head] = {}
         if self.store.newest > position.head.rounds:  # it comes again
-            signed = {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
+            signed = self._signed_heads
         try:
             _, steps = follow(position, message, signed)
         except Forked as forked:
@@ -340,8 +366,10 @@ class Member:
         except Cyber0Error as error:
             raise Refused(f"a commit from round {steps[0].round} on cannot be applied: {error}") from error
         self.position = steps[-1].after
+        self._log(self.position.identity).append(steps)
         self.limits.check_rounds(self.roster.last)
-        if self.commits - self._snapshot_at >= self.snapshot_every and self.position.head.link is not None:
+        due = self.commits - self._snapshot_at >= self.snapshot_every or not steps[-1].ballots  # which no log has
+        if due and self.position.head.link is not None:
             self.snapshot()
 
     def _accuse(self, forked: Forked) -> None:
@@ -437,6 +465,10 @@ class Member:
         self._check_marks(identity)
         self.position = Position.start(identity)
         self.audits.begin(identity, 0)
+        self._load_weights(identity)
+        self._replay_log(self.position)
+
+    def _load_weights(self, identity: Identity) -> None:
         found = self.store.load_weights()
         if found is None:
             return
@@ -447,6 +479,23 @@ class Member:
             return
         self.position, self._snapshot_at = position, position.head.rounds
         self.audits.begin(identity, position.head.rounds)
+
+    def _replay_log(self, position: Position) -> None:
+        """Apply the commits after the stored weights that it has applied before, as far as they were kept."""
+        log = self._log(position.identity)
+        while (held := log.recalled(position.head.rounds)).scalars:
+            commits = CatchUp(held.first, held.scalars, held.ballots, held.signature, held.changes)
+            try:
+                position, steps = follow(position, commits, self._signed_heads)
+            except Refused:  # damaged: they come again
+                return
+            self.model.advance(steps[0].round, held.scalars)
+            self.audits.remember(steps)
+            self.position = position
+
+    @property
+    def _signed_heads(self) -> dict[int, Head]:
+        return {kept.vote.round: Head(kept.vote.round, kept.commit, kept.link) for kept in self.store.signed}
 
     def _restart(self) -> None:
         """Go back to the initial weights and replay the commits, which must lead through all that was signed."""

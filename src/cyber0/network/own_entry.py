@@ -3,16 +3,14 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
-import grpc
-import grpc.aio
 from cryptography import x509
 
 from cyber0.errors import Cyber0Error, InvalidConfig, Refused, RejectedMessage, Unreachable
+from cyber0.network.channel import Credentials
+from cyber0.network.connect import ClientChannel, connect
 from cyber0.network.member import check_version
 from cyber0.network.session import check_federator
-from cyber0.network.stream import METHOD, client_options
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.messages import Ask, Bye, Invitation, Request
@@ -30,7 +28,7 @@ def ask_federator(
     key: PrivateKey | None = None,
     state: Path | None = None,
     run: bytes | None = None,
-    credentials: grpc.ChannelCredentials | None = None,
+    credentials: Credentials | None = None,
     authority: x509.Certificate | None = None,
     timeout: float = 300.0,
 ) -> str:
@@ -44,7 +42,7 @@ def ask_federator(
         key: The client's present key; by default that in its state of the run.
         state: The folder of the client's states, which says which run it is.
         run: The digest of the run, if there is no state.
-        credentials: Those of gRPC for TLS.
+        credentials: Those of TLS.
         authority: The certificate of the authority that must vouch for the federator's key.
         timeout: Seconds to wait.
 
@@ -57,44 +55,40 @@ def ask_federator(
         return replace(change, signature=sign(own, change.statement(digest)))
 
     async def ask() -> Bye:
-        options = client_options(LIMIT)
-        channel = (
-            grpc.aio.insecure_channel(address, options)
-            if credentials is None
-            else grpc.aio.secure_channel(address, credentials, options)
-        )
-        async with channel:
-            call = cast("Any", channel).stream_stream(METHOD)()
-            await call.write(encode(Ask()))
-            invitation = await _answer(call)
+        channel = await connect(address, credentials, limit=LIMIT)
+        try:
+            channel.put(encode(Ask()))
+            invitation = await _answer(channel)
             if isinstance(invitation, Bye):
                 return invitation
             check_version(invitation.version)
             check_federator(invitation, authority)
             request = Request(changes_to_bytes([signed(Settings.from_invitation(invitation))]))
-            await call.write(encode(request))
-            while not isinstance(bye := await _answer(call), Bye):
+            channel.put(encode(request))
+            while not isinstance(bye := await _answer(channel), Bye):
                 pass
             return bye
+        finally:
+            channel.channel.abort()
 
     try:
         bye = asyncio.run(asyncio.wait_for(ask(), timeout))
     except TimeoutError:
         raise Unreachable(f"not written within {timeout:g} seconds: it may still be, when a round is decided") from None
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, RejectedMessage) as error:
-        why = (error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        raise Unreachable(f"no federator answers at {address}: {why.rpartition(': ')[2]}") from None
+    except (Unreachable, EOFError, RejectedMessage) as error:
+        raise Unreachable(f"no federator answers at {address}: {error}") from None
     if not bye.finished:
         raise Refused(f"the federator refuses it: {bye.reason}")
     return bye.reason
 
 
-async def _answer(call: Any) -> Invitation | Bye:
-    while isinstance(data := await call.read(), bytes):
-        message = decode_from_federator(data, LIMIT)
-        if isinstance(message, Invitation | Bye):
-            return message
-    raise asyncio.InvalidStateError("the stream has ended")
+async def _answer(channel: ClientChannel) -> Invitation | Bye:
+    while received := await channel.read():
+        for data in received:
+            message = decode_from_federator(data, LIMIT)
+            if isinstance(message, Invitation | Bye):
+                return message
+    raise EOFError(channel.channel.problem or "the stream has ended")
 
 
 def run_folder(state: Path, name: str, settings: Settings) -> Path:

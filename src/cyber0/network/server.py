@@ -4,16 +4,14 @@
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, cast
 
-import grpc
-import grpc.aio
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from cyber0.callbacks import Callbacks, Round
 from cyber0.errors import (
@@ -24,18 +22,19 @@ from cyber0.errors import (
     InvalidUserCode,
     RejectedMessage,
 )
-from cyber0.network.connection import GRACE, MAX_MESSAGES, Connection
+from cyber0.network.channel import GREETING, ROOM, Channel, Credentials, Peer
+from cyber0.network.connection import MAX_MESSAGES, Connection
 from cyber0.network.limits import RateLimit
+from cyber0.network.listener import STRANGERS, Listener, descriptors
 from cyber0.network.log import Level, Said
-from cyber0.network.sockets import Sockets, limit, most_connections, too_few
-from cyber0.network.strangers import Strangers
-from cyber0.network.stream import ROOM, SERVICE, TALK, Outbox, server_options
+from cyber0.network.older import answer
 from cyber0.network.tally import Tally
 from cyber0.network.watch import Watch
 from cyber0.protocol.catching_up import catch_up
 from cyber0.protocol.chain import Seal, link_statement
 from cyber0.protocol.codec import decode_from_client, encode, size_limit
 from cyber0.protocol.events import (
+    Adopt,
     Alarm,
     Arrived,
     ClientStream,
@@ -68,6 +67,7 @@ from cyber0.protocol.messages import (
     FromClient,
     FromFederator,
     Hello,
+    Recalled,
     Request,
     Vote,
 )
@@ -94,14 +94,13 @@ class Federator:
     Args:
         settings: Those of the federation.
         ledger: Where the run is recorded; one that holds a run is continued.
-        peer_name: A function of a gRPC context that returns who the caller is, as `cyber0.network.keys.peer_name` does
-            for certificates. Without it a client is whoever it says it is.
+        peer_name: A function of a `cyber0.network.channel.Peer` that returns its name, as that of `cyber0.network.keys`
+            does by certificates. Without it a client is whoever it says it is.
         key: What signs every link of the chain; by default one beside the ledger, which is made for it.
         certificate: That of the key, in DER, by which clients know whose it is.
         certificates: Those of clients, in DER by name, that are known beforehand: the run is founded with their keys,
             whether they have come or not.
-        peer_certificate: A function of a gRPC context that returns the caller's certificate, if it has shown one: its
-            key must be that of the client's votes.
+        certified: Whether the key of a client's certificate must be that of its votes.
         linger: Seconds for which latecomers are served after the end. Before that, clients that are there have the time
             of a deadline to report their fingerprints.
         notice: A function that is called with a sentence, a `cyber0.network.log.Said`, when something happens. What
@@ -128,11 +127,11 @@ class Federator:
         settings: Settings,
         ledger: Ledger,
         *,
-        peer_name: Callable[[Any], str] | None = None,
+        peer_name: Callable[[Peer], str] | None = None,
         key: PrivateKey | None = None,
         certificate: bytes = b"",
         certificates: Mapping[str, bytes] | None = None,
-        peer_certificate: Callable[[Any], x509.Certificate | None] | None = None,
+        certified: bool = False,
         linger: float = 0.0,
         notice: Callable[[Said], None] = lambda _: None,
         watch: Watch | None = None,
@@ -141,7 +140,7 @@ class Federator:
         self._certificates = dict(certificates or {})
         settings = replace(settings, keys={name: key_of(shown) for name, shown in self._certificates.items()})
         self.settings, self.ledger, self.linger, self.notice = settings, ledger, linger, notice
-        self.peer_name, self.peer_certificate = peer_name, peer_certificate
+        self.peer_name, self.certified = peer_name, certified
         self.key, self.certificate = key or _key_of(ledger), certificate
         self.public = encoded(self.key.public_key())
         if ledger.founded and ledger.identity.federator != self.public:
@@ -162,16 +161,15 @@ class Federator:
         self._signature = b""
         self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
         self._connections: dict[int, Connection] = {}
-        self._strangers = Strangers(lambda: len(self.state.who.names), self._is_client)
-        self._sockets: asyncio.Task[None] | None = None
-        self._count = 0
+        self._listener: Listener | None = None
+        self._empty = asyncio.Event()  # no connection is left
         self._alarm: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
         self._deserted = asyncio.Event()  # no client is connected
         self._last: tuple[FromFederator | None, bytes] = None, b""
-        self._server: Any = None
         self._handlers: dict[type[Effect], Callable[[Any], None]] = {
+            Adopt: self._adopt,
             Alarm: self._set_alarm,
             Evaluated: self._evaluated,
             RecordIdentity: self._record_identity,
@@ -183,33 +181,18 @@ class Federator:
             Send: self._send,
         }
 
-    async def serve(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> None:
+    async def serve(self, listen: str, credentials: Credentials | None = None) -> None:
         """Serve the run to its end, or until `stop`."""
         await self.start(listen, credentials)
         await self.over.wait()
         await self.close()
 
-    async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> int:
+    async def start(self, listen: str, credentials: Credentials | None = None) -> int:
         """Listen at HOST:PORT, where port 0 is any free one, and return the port."""
-        connections = most_connections(limit())
-        self._server = grpc.aio.server(options=server_options(self._limit, connections))
-        talk = cast("Any", grpc).stream_stream_rpc_method_handler(self._talk)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {TALK: talk}),))
-        try:
-            if credentials is None:
-                port = self._server.add_insecure_port(listen)
-            else:
-                port = self._server.add_secure_port(listen, credentials)
-        except RuntimeError:  # gRPC does not say why
-            raise InvalidConfig(
-                f"listen = {listen!r} cannot be used: is the port taken, and the address one of this machine?"
-            ) from None
-        await self._server.start()
-        clients = len(self.state.who.names)
-        if few := too_few(limit(), clients):
-            self.say(few, "warning")
-        sockets = Sockets(port, connections, lambda: len(self.state.who.names), self._peers, self._note_strangers)
-        self._sockets = asyncio.ensure_future(sockets.watch())
+        context = None if credentials is None else credentials.context
+        strangers = min(STRANGERS, descriptors() - 2 * len(self.state.who.names))
+        self._listener = Listener(self._opened, context, max(16, strangers))
+        port = await self._listener.start(listen)
         self._call("before_run")
         if self.state.is_finished:
             self._end()
@@ -227,7 +210,7 @@ class Federator:
         bye = Bye(f"the federator stops: {reason}", finished=self.state.is_finished, final=self.state.is_finished)
         for connection in list(self._connections.values()):
             self._dismiss(connection, bye)
-        for pending in (self._alarm, self._patience, self._ending, self._sockets):
+        for pending in (self._alarm, self._patience, self._ending):
             if pending is not None:
                 pending.cancel()
         try:
@@ -235,15 +218,21 @@ class Federator:
                 self.seal()
         except Cyber0Error as error:
             self.failure = error
-        if self._server is not None:
-            await self._server.stop(GRACE)
+        await self._hang_up_all()
         if self.failure is not None:
             raise self.failure
+
+    async def _hang_up_all(self) -> None:
+        """Take no more connections, and wait until those that are there have taken their last messages."""
+        if self._listener is not None:
+            self._listener.stop()
+        if self._connections:
+            await self._empty.wait()
 
     def sent(self) -> int:
         """Return how many bytes were sent to clients so far."""
         return sum(seen.sent for seen in self.tally.clients.values()) + sum(
-            connection.outbox.sent for connection in list(self._connections.values())
+            connection.outlet.sent for connection in list(self._connections.values())
         )
 
     def seal(self) -> None:
@@ -258,79 +247,70 @@ class Federator:
 
     # Streams
 
-    async def _talk(self, _: Any, context: Any) -> None:
-        self._count += 1
+    def _opened(self, sock: socket.socket, peer: Peer, number: int) -> None:
+        """Take a connection whose handshake is done."""
+        connection: Connection
+        outlet = Channel(
+            sock,
+            lambda data: self._receive(connection, data),
+            lambda: self._ended(connection),
+            limit=self._limit,
+            room=max(ROOM, 4 * self._limit),
+            answers=True,
+            greeted=lambda line: self._greeted(connection, peer, line),
+            foreign=answer,
+            too_long=lambda text: self._dismiss(connection, Bye(text)),
+        )
+        connection = Connection(number, outlet, peer.address)
+        self._connections[number] = connection
+        self._empty.clear()
+        if self._listener is not None:
+            self._listener.watch(number, outlet.abort, lambda: not connection.has_spoken)
+
+    def _greeted(self, connection: Connection, peer: Peer, line: bytes) -> bool:
+        """Learn who is there, and return whether it speaks this version."""
+        greeting, _, token = line.rpartition(b" ") if line.count(b" ") > 1 else (line, b"", b"")
+        if greeting != GREETING:
+            return False
         try:
-            connection = self._connection(context)
+            self._identify(connection, replace(peer, token=token.decode(errors="replace")))
         except Cyber0Error as error:
-            await context.write(encode(Bye(str(error), final=True)))
-            return
-        # gRPC's own limit would not do: it goes on counting streams that a client never reads to the end
-        if len(self._connections) >= 8 * len(self.state.who.names) + 128 and not self._is_client(connection):
-            await context.write(encode(Bye("too many streams: come again later")))
-            return
+            connection.end(Bye(str(error), final=True))
+            return True
         self._make_room(connection)
-        self._connections[connection.number] = connection
-        self._strangers.add(connection)
-        tasks: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._read(connection, context)),
-            asyncio.ensure_future(connection.outbox.drain(context.write)),
-            asyncio.ensure_future(connection.cut.wait()),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._ended(connection)
+        if self._listener is not None and connection.client in self.tally.clients:
+            self._listener.know(connection.number)
+        return True
 
-    def _connection(self, context: Any) -> Connection:
-        """Return a stream with what the transport knows of the caller."""
-        client = self.peer_name(context) if self.peer_name else None
-        connection = Connection(self._count, client, Outbox(max(ROOM, 4 * self._limit)), context.peer())
-        shown = self.peer_certificate(context) if self.peer_certificate else None
-        if shown is not None:
-            connection.certificate = shown.public_bytes(Encoding.DER)
-            connection.key = key_of(connection.certificate)
-        return connection
-
-    def _is_client(self, connection: Connection) -> bool:
-        """Return whether a stream is that of a client, by its certificate or its Hello, and not a stranger's."""
-        stream = connection.stream
-        return connection.client in self.state.who.names or (stream is not None and self.state.is_current(stream))
-
-    def _peers(self) -> list[str]:
-        """Return where clients are connected from."""
-        return [connection.peer for connection in self._connections.values() if self._is_client(connection)]
-
-    def _note_strangers(self, text: str) -> None:
-        self.say(text, "warning")
+    def _identify(self, connection: Connection, peer: Peer) -> None:
+        """Note what the transport knows of who is there."""
+        connection.client = self.peer_name(peer) if self.peer_name else None
+        if self.certified and peer.certificate:
+            connection.certificate, connection.key = peer.certificate, key_of(peer.certificate)
 
     def _make_room(self, connection: Connection) -> None:
         """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
         if connection.client is None:
             return
         own = [other for other in self._connections.values() if other.client == connection.client]
-        live = [other for other in own if not other.outbox.is_ended]
-        if len(live) >= MAX_STREAMS:
+        live = [other for other in own if not other.outlet.is_ended]
+        if len(live) > MAX_STREAMS:
             self._dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
         for other in own[: -2 * MAX_STREAMS]:  # they were ended long ago
-            other.cut.set()
-
-    async def _read(self, connection: Connection, context: Any) -> None:
-        while isinstance(data := await context.read(), bytes):  # anything else is the end of the stream
-            self._receive(connection, data)
+            other.outlet.abort()
 
     def _ended(self, connection: Connection) -> None:
         del self._connections[connection.number]
-        self._strangers.remove(connection)
+        if self._listener is not None:
+            self._listener.know(connection.number)
+        if not self._connections:
+            self._empty.set()
         if connection.stream is None:
             return
         self._note_deserted()
         if seen := self.tally.clients.get(connection.stream.client):
-            seen.sent += connection.outbox.sent
-        if connection.outbox.is_full:
+            seen.sent += connection.outlet.sent
+        if connection.outlet.is_full:
             text = f"{connection.stream.client} reads too slowly, and was disconnected: it may come again"
             self.say(text, "warning", connection.stream.client)
         present = self.state.is_current(connection.stream)
@@ -340,7 +320,7 @@ class Federator:
             self.say(f"{connection.stream.client} has left: {here}", client=connection.stream.client)
 
     def _receive(self, connection: Connection, data: bytes) -> None:
-        if connection.outbox.is_ended:
+        if connection.outlet.is_ended:
             return
         if connection.is_flood(self.state.round):
             self._dismiss(connection, Bye(f"more than {MAX_MESSAGES} messages in round {self.state.round}"))
@@ -360,13 +340,16 @@ class Federator:
                 self._hello(connection, message)
             case Request():
                 self._request(connection, message)
+            case Recalled():
+                if connection.stream is not None:
+                    self._step(Received(connection.stream, message))
             case _:
                 if connection.stream is not None and self.state.is_current(connection.stream):
                     self._talk_of(connection, connection.stream, message)
 
     def _ask(self, connection: Connection, version: int) -> None:
         if version == VERSION:
-            connection.outbox.put(self._invite())
+            connection.outlet.put(self._invite())
         else:
             bye = Bye(f"this federator speaks version {VERSION} of the protocol, not {version}", final=True)
             self._dismiss(connection, bye)
@@ -411,8 +394,8 @@ class Federator:
             self._send_page(connection, audit)
 
     def _send_page(self, connection: Connection, audit: Audit) -> None:
-        if not connection.outbox.is_ended:
-            connection.outbox.put(encode(self._pages.page(audit.round, audit.page)))
+        if not connection.outlet.is_ended:
+            connection.outlet.put(encode(self._pages.page(audit.round, audit.page)))
             self.watch.pages += 1
 
     def _request(self, connection: Connection, request: Request) -> None:
@@ -441,7 +424,6 @@ class Federator:
         except Cyber0Error as error:
             connection.end(Bye(str(error), final=True))
             return
-        connection.waits = True
         written.add_done_callback(lambda done: connection.end(self._answer(changes, done.result())))
 
     def _answer(self, changes: tuple[Change, ...], number: int | None) -> Bye:
@@ -487,6 +469,8 @@ class Federator:
             self._dismiss(connection, Bye("its key is not that of its certificate: sign with that one", final=True))
             return
         connection.stream = connection.stream or ClientStream(client, connection.number)
+        if self._listener is not None and client in self.tally.clients:
+            self._listener.know(connection.number)
         known = self.ledger.founded and hello.commits <= self.state.round
         head = self.ledger.head_at(hello.commits).link if known else b""
         if connection.certificate:
@@ -499,9 +483,9 @@ class Federator:
         """Say so where streams of one client take each other's place in turn."""
         before = self.state.present.get(client)
         old = None if before is None else self._connections.get(before.stream.number)
-        if old is None or old is connection or old.outbox.is_ended:
+        if old is None or old is connection or old.outlet.is_ended:
             return
-        if said := self.watch.takeovers.seen(client, old.peer, connection.peer):
+        if said := self.watch.takeovers.seen(client, old.address, connection.address):
             self.say(said, "warning", client)
 
     def _certify(self, client: str) -> None:
@@ -545,7 +529,7 @@ class Federator:
 
     def _send(self, effect: Send) -> None:
         if connection := self._connections.get(effect.stream.number):
-            connection.outbox.put(self._encoded(effect.message))
+            connection.outlet.put(self._encoded(effect.message))
 
     def _record(self, effect: Record) -> None:
         identity = self.ledger.identity
@@ -564,6 +548,15 @@ class Federator:
             scalars = from_wire(effect.decision.scalars, self.settings.plan.rows)
             self._news.append(("after_round", Round(effect.decision.round, voted, counted, scalars)))
 
+    def _adopt(self, effect: Adopt) -> None:
+        """Write rounds that clients gave back; changes that were proposed meanwhile must be asked for again."""
+        self.ledger.append_all(effect.rounds)
+        self._settle(None)
+        self.tally.add(self.state.who.members)
+        if self._ending is not None and not self.state.is_finished:
+            self._ending.cancel()
+            self._ending = None
+
     def _set_patience(self, effect: Patience) -> None:
         if self._patience is not None:
             self._patience.cancel()
@@ -578,7 +571,7 @@ class Federator:
 
     def _replay(self, effect: Replay) -> None:
         if connection := self._connections.get(effect.stream.number):
-            connection.outbox.put_all(map(encode, catch_up(self.ledger, effect.first, effect.stop)))
+            connection.outlet.put_all(map(encode, catch_up(self.ledger, effect.first, effect.stop)))
 
     def _record_identity(self, effect: RecordIdentity) -> None:
         self.ledger.found(effect.identity)

@@ -9,28 +9,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import grpc
-import grpc.aio
 from cryptography import x509
 
 from cyber0.errors import InvalidEvidence, InvalidParameters, Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.audits import Audits, Caught
+from cyber0.network.channel import Credentials
+from cyber0.network.connect import ClientChannel, connect
 from cyber0.network.consent import Limits, terms
 from cyber0.network.handshake import speaks_tls
 from cyber0.network.liars import Liar
 from cyber0.network.log import Level, Said, counting
 from cyber0.network.member import Member, check_version
 from cyber0.network.model import Model
-from cyber0.network.store import Marks, Store
-from cyber0.network.stream import METHOD, ROOM, Outbox, client_options
+from cyber0.network.store import Marks, Store, inherit_key
 from cyber0.printable import printable
 from cyber0.protocol.arrival import TAKEN
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
 from cyber0.protocol.evidence import judge, with_certificates
-from cyber0.protocol.messages import Ask, Bye, FromClient, FromFederator, Invitation
+from cyber0.protocol.messages import Ask, Bye, FromClient, Invitation
 from cyber0.protocol.roster import canonical
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, decoded
@@ -39,7 +38,6 @@ from cyber0.protocol.trust import vouched
 __all__ = ["Outcome", "attend", "run_client"]
 
 FIRST, LONGEST = 0.1, 10.0  # seconds from one attempt to the next
-WAITING = 64  # messages of the federator that may wait for the model
 GRACE = 5.0  # seconds for the last messages to arrive
 
 Make = Callable[[Settings], "Member | Liar"]
@@ -48,7 +46,10 @@ Watch = Callable[["Member | Liar"], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended for a client: its rounds, its fingerprint, its last evaluation, the hash of its chain."""
+    """How a run ended for a client: its rounds, its fingerprint, its last evaluation, the hash of its chain.
+
+    `unaudited` is how many rounds it picked to audit, whose votes the federator has lost.
+    """
 
     rounds: int
     fingerprint: int
@@ -56,13 +57,14 @@ class Outcome:
     loss: float | None
     reason: str
     head: bytes = b""
+    unaudited: int = 0
 
 
 def run_client(
     address: str,
     name: str,
     *,
-    credentials: grpc.ChannelCredentials | None = None,
+    credentials: Credentials | None = None,
     key: PrivateKey | None = None,
     authority: x509.Certificate | None = None,
     task: Any = None,
@@ -77,6 +79,7 @@ def run_client(
     evaluates: bool = False,
     audit: float = 0.05,
     audit_budget: float = 2.0**20,
+    accept_lost: bool = False,
     expect: bytes | None = None,
     limits: Limits | None = None,
     marks: Path | None = None,
@@ -94,7 +97,7 @@ def run_client(
     Args:
         address: HOST:PORT of the federator.
         name: The client's name on the roster.
-        credentials: Those of gRPC for TLS; without them the stream is not encrypted.
+        credentials: Those of TLS; without them the stream is not encrypted.
         key: What signs its votes: that of its certificate, if it has one. By default one that is made in its state.
         authority: The certificate of the authority that must vouch for the federator's key.
         task: A `cyber0.tasks.task.Task` to train instead of the one that the run names.
@@ -109,6 +112,7 @@ def run_client(
         evaluates: Whether to evaluate on the task's test samples and send the result.
         audit: How many rounds to decide again from their ballots: from 0, none, to 1, each before the next vote.
         audit_budget: Bytes per second that this may take, unless every round is audited.
+        accept_lost: Whether to go on where the federator has lost the votes of a round, though every one is audited.
         expect: The digest of the only run to take part in.
         limits: What the run may cost this machine; by default what stops the absurd.
         marks: A folder beside the key, with a file for each run that it has voted in.
@@ -150,12 +154,14 @@ def run_client(
         say(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
         folder = None if state is None else state / f"{state_digest(settings, trained).hex()[:16]}-{name}"
         _refuse_liar(folder, settings.federator, own_code)
+        if folder is not None and settings.parent is not None:
+            inherit_key(folder, settings.parent.run)
         store = Store(folder)
 
         def keep(proof: bytes) -> str:
             return store.save_evidence(with_certificates(proof, [settings.certificate]))
 
-        audits = Audits(audit, audit_budget, own_code=own_code, notice=say, keep=keep)
+        audits = Audits(audit, audit_budget, own_code=own_code, accepts_lost=accept_lost, notice=say, keep=keep)
         options: dict[str, Any] = {
             "expect": expect,
             "limits": allowed,
@@ -197,6 +203,8 @@ def _refuse_liar(folder: Path | None, federator: bytes, own_rule: bool) -> None:
 def state_digest(settings: Settings, model: Model) -> bytes:
     """Return a digest of what a client knows of a run before it says Hello; its state of that run is kept under it."""
     digests = [part.hex() for part in (model.manifest, model.base, model.meaning, settings.federator)]
+    if settings.parent is not None:  # another run under the same settings, for which it needs a folder of its own
+        digests += [settings.parent.run.hex(), settings.parent.salt.hex()]
     return hashlib.sha256(canonical([settings.agreement.model_dump(mode="json"), *digests])).digest()
 
 
@@ -238,14 +246,15 @@ def _outcome(member: Member, out: Path | None) -> Outcome:
             raise
     accuracy, loss = (None, None) if member.evaluation is None else (member.evaluation.accuracy, member.evaluation.loss)
     reason = "" if member.bye is None else member.bye.reason
-    return Outcome(member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head)
+    found = member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head
+    return Outcome(*found, unaudited=member.audits.unaudited)
 
 
 async def attend(
     address: str,
     make: Make,
     *,
-    credentials: grpc.ChannelCredentials | None = None,
+    credentials: Credentials | None = None,
     authority: x509.Certificate | None = None,
     give_up: float | None = None,
     watch: Watch = lambda _: None,
@@ -290,7 +299,7 @@ class _Session:
         self,
         address: str,
         make: Make,
-        credentials: Any,
+        credentials: Credentials | None,
         authority: x509.Certificate | None,
         watch: Watch,
         pool: ThreadPoolExecutor | None,
@@ -316,53 +325,42 @@ class _Session:
     async def once(self) -> str:
         """Use one stream from its beginning to its end, and return why it ended."""
         self.was_welcomed = False
-        options = client_options(max(self._limit, 2**22))
-        if self.credentials is None:
-            channel = grpc.aio.insecure_channel(self.address, options)
-        else:
-            channel = grpc.aio.secure_channel(self.address, self.credentials, options)
-        async with channel:
-            call = cast("Any", channel).stream_stream(METHOD)()
-            try:
-                return await self._talk(call)
-            except grpc.aio.AioRpcError as error:
-                return printable(
-                    (error.details() or error.code().name).rpartition(": ")[2]
-                )  # the last of a chain of causes
-            except asyncio.InvalidStateError:  # the stream ended before it was written to
-                return "the stream has ended"
-
-    async def _talk(self, call: Any) -> str:
-        member = self.member or await self._invited(call)
-        inbox: asyncio.Queue[FromFederator | None] = asyncio.Queue(WAITING)
-        outbox = Outbox(max(ROOM, 4 * self._limit))
-        outbox.put(encode(member.hello()))
-        tasks = [asyncio.ensure_future(self._read(call, inbox)), asyncio.ensure_future(outbox.drain(call.write))]
         try:
-            await self._work(member, inbox, outbox)
-            outbox.end()
-            if member.is_over:
-                async with asyncio.timeout(GRACE):
-                    await tasks[1]
-                    await call.done_writing()
-                    await tasks[0]
-        except TimeoutError:
-            pass
+            channel = await connect(self.address, self.credentials, limit=max(self._limit, 2**22))
+        except Unreachable as error:
+            return printable(str(error))
+        try:
+            return await self._talk(channel)
+        except (RejectedMessage, EOFError):
+            return printable(channel.channel.problem) or "the stream has ended"
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            call.cancel()
-        return "the stream has ended" if member.bye is None else printable(member.bye.reason)
+            channel.channel.abort()
 
-    async def _invited(self, call: Any) -> "Member | Liar":
-        await call.write(encode(Ask()))
-        data = await call.read()
-        message = decode_from_federator(data, self._limit) if isinstance(data, bytes) else None
-        if isinstance(message, Bye) and message.final:
-            raise Refused(f"the federator refuses this client: {printable(message.reason)}")
-        if not isinstance(message, Invitation):
-            raise asyncio.InvalidStateError
+    async def _talk(self, channel: ClientChannel) -> str:
+        member = self.member or await self._invited(channel)
+        channel.put(encode(member.hello()))
+        await self._work(member, channel)
+        if member.is_over:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GRACE):
+                    await channel.end()
+        return (
+            (printable(channel.channel.problem) or "the stream has ended")
+            if member.bye is None
+            else printable(member.bye.reason)
+        )
+
+    async def _invited(self, channel: ClientChannel) -> "Member | Liar":
+        channel.put(encode(Ask()))
+        for data in await channel.read():
+            message = decode_from_federator(data, self._limit)
+            if isinstance(message, Bye) and message.final:
+                raise Refused(f"the federator refuses this client: {printable(message.reason)}")
+            if isinstance(message, Invitation):
+                break
+            raise EOFError
+        else:
+            raise EOFError
         check_version(message.version)
         settings = Settings.from_invitation(message)
         check_federator(message, self.authority)
@@ -370,31 +368,23 @@ class _Session:
         self.member = await self._in_thread(self.make, settings)
         return self.member
 
-    async def _read(self, call: Any, inbox: asyncio.Queue[FromFederator | None]) -> None:
-        with suppress(grpc.aio.AioRpcError, RejectedMessage):  # either way, this stream is over
-            while isinstance(data := await call.read(), bytes):  # else it is the end
-                await inbox.put(decode_from_federator(data, self._limit))
-        await inbox.put(None)
-
-    async def _work(self, member: "Member | Liar", inbox: asyncio.Queue[FromFederator | None], outbox: Outbox) -> None:
+    async def _work(self, member: "Member | Liar", channel: ClientChannel) -> None:
         loop = asyncio.get_running_loop()
 
         def send(message: FromClient | bytes) -> None:
             data = message if isinstance(message, bytes) else encode(message)
             if self.pool is None:
-                outbox.put(data)
+                channel.put(data)
             else:
-                loop.call_soon_threadsafe(outbox.put, data)
+                loop.call_soon_threadsafe(channel.put, data)
 
-        while (member.bye is None or member.waits) and not outbox.is_full:
-            messages = [await inbox.get()]
-            while not inbox.empty():
-                messages.append(inbox.get_nowait())
-            received = [message for message in messages if message is not None]
-            await self._in_thread(member.receive, received, send)
+        while (member.bye is None or member.waits) and not channel.is_full:
+            data = await channel.read()
+            messages = [decode_from_federator(each, self._limit) for each in data]
+            await self._in_thread(member.receive, messages, send)
             self.was_welcomed = self.was_welcomed or member.welcomed
             self.watch(member)
-            if None in messages:
+            if not data:
                 return
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:

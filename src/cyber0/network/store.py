@@ -8,17 +8,20 @@ Two slots are written in turn, each with its digest, so that one of them is whol
 import errno
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.files import lock_folder, make_folder, naming, write_atomically
+from cyber0.network.commit_log import CommitLog
 from cyber0.protocol.messages import Vote
 from cyber0.protocol.signing import PrivateKey, key_beside, new_key
 from cyber0.replay.weights import Weights
 
-__all__ = ["Marks", "Store", "StoredVote"]
+__all__ = ["Marks", "Store", "StoredVote", "inherit_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Store:
         self.folder = folder
         self._file: Any = None
         self._lock: Any = None
+        self._log: CommitLog | None = None
         self._slots: list[StoredVote | None] = [None, None]
         self.newest = -1  # the last round that was voted in; -1 where there is none
         if folder is not None:
@@ -156,6 +160,12 @@ class Store:
         identity, _, roster = (self.folder / "run.json").read_bytes().partition(b"\n")
         return identity, roster
 
+    def commits(self, width: int, notice: Callable[[str], None]) -> CommitLog:
+        """Return the log of the commits of this run, of which a round has `width` bytes of scalars."""
+        if self._log is None:
+            self._log = CommitLog(self.folder, width, notice)
+        return self._log
+
     def save_evidence(self, evidence: bytes) -> str:
         """Store evidence that a party has lied, and return where it is and what to do with it, in words."""
         path = (self.folder or Path.cwd()) / f"evidence-{hashlib.sha256(evidence).hexdigest()[:16]}.json"
@@ -201,9 +211,26 @@ class Store:
             self._file.close()
             self._lock.close()
             self._file = None
+        if self._log is not None:
+            self._log.close()
 
     def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def inherit_key(folder: Path, run: bytes) -> None:
+    """Give a new folder the key of the one that holds another run of the same client, if there is one.
+
+    That of a run that begins with the rounds of that one: its roster has the keys of the parent's clients.
+    """
+    _, _, name = folder.name.partition("-")
+    for other in sorted(folder.parent.glob(f"*-{escape(name)}")):
+        known = other / "run.json"
+        if other == folder or not known.exists() or not (other / "key.pem").exists():
+            continue
+        if hashlib.sha256(known.read_bytes().partition(b"\n")[0]).digest() == run:
+            make_folder(folder)
+            key_beside(folder / "key.pem", other / "key.pem")

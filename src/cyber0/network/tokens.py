@@ -1,22 +1,22 @@
 """Credentials for clients that someone else has authenticated: a temporary certificate, and a token per client.
 
-A token travels in a message only its client can read; on the stream it is an ordinary bearer token.
+A token travels in a message only its client can read; a client shows it in its greeting, on an encrypted channel.
 """
 
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
-
-import grpc
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cyber0.errors import InvalidKeys
 from cyber0.network import certificates
 from cyber0.network.certificates import LOOPBACK
+from cyber0.network.channel import Credentials, Peer
+from cyber0.network.key_files import write_new
+from cyber0.network.keys import client_context, server_context
 
 __all__ = ["TemporaryCredentials", "Tokens", "temporary_credentials", "token_credentials"]
-
-BEARER = "Bearer "
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TemporaryCredentials:
     """Credentials of a server that live as long as its process, and the authority (PEM) by which a client knows it."""
 
     authority: bytes
-    credentials: grpc.ServerCredentials
+    credentials: Credentials
 
 
 def temporary_credentials(hosts: Iterable[str] = (), days: int = 365) -> TemporaryCredentials:
@@ -35,14 +35,16 @@ def temporary_credentials(hosts: Iterable[str] = (), days: int = 365) -> Tempora
     """
     ca = certificates.authority("cyber0 temporary", days)
     made = certificates.federator(ca, tuple(dict.fromkeys((*LOOPBACK, *hosts))), days)
-    return TemporaryCredentials(ca.pem, grpc.ssl_server_credentials([(made.key_pem, made.pem)]))
+    with TemporaryDirectory() as folder:  # that nobody else can read; ssl takes keys from files only
+        cert, key = Path(folder) / "cert.pem", Path(folder) / "key.pem"
+        write_new(cert, made.pem, 0o600)
+        write_new(key, made.key_pem, 0o600)
+        return TemporaryCredentials(ca.pem, Credentials(server_context(cert, key)))
 
 
-def token_credentials(authority: bytes, token: str) -> grpc.ChannelCredentials:
-    """Return credentials of a client that trusts servers of this authority, and sends the token with each call."""
-    return grpc.composite_channel_credentials(
-        grpc.ssl_channel_credentials(root_certificates=authority), grpc.access_token_call_credentials(token)
-    )
+def token_credentials(authority: bytes, token: str) -> Credentials:
+    """Return credentials of a client that trusts servers of this authority, and shows them the token."""
+    return Credentials(client_context(authority.decode()), token)
 
 
 class Tokens:
@@ -72,11 +74,9 @@ class Tokens:
                 found = name
         return found
 
-    def peer_name(self, context: Any) -> str:
-        """Return the name of a caller by its token; used in place of `keys.peer_name`."""
-        metadata = cast("Iterable[tuple[str, str | bytes]]", context.invocation_metadata() or ())
-        shown = next((str(value) for key, value in metadata if key == "authorization"), "")
-        name = self.name(shown.removeprefix(BEARER)) if shown.startswith(BEARER) else None
+    def peer_name(self, peer: Peer) -> str:
+        """Return the name of who has connected by its token; used in place of `keys.peer_name`."""
+        name = self.name(peer.token)
         if name is None:
             raise InvalidKeys("the token is not valid, or no longer: a newer session has taken this client's place")
         return name

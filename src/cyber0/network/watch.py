@@ -122,7 +122,7 @@ class Takeovers:
 
     >>> takeovers = Takeovers(iter(range(9)).__next__)
     >>> for place in (1, 2, 1, 2):
-    ...     said = takeovers.seen("ann", f"ipv4:10.0.0.{3 - place}:7", f"ipv4:10.0.0.{place}:8")
+    ...     said = takeovers.seen("ann", f"10.0.0.{3 - place}:7", f"10.0.0.{place}:8")
     >>> print(said)
     ann is used by two: streams from 10.0.0.1 and 10.0.0.2 take each other's place; stop one of them
     """
@@ -263,12 +263,10 @@ def standing(state: State, name: str) -> str:
     return "is awaited" if name in state.awaited else "catches up"
 
 
-def _host(peer: str) -> str:
-    """Return the host of a gRPC peer.
+def _host(address: str) -> str:
+    """Return the host of HOST:PORT.
 
-    >>> _host("ipv4:10.0.0.1:5555"), _host("ipv6:%5B::1%5D:5555"), _host("")
+    >>> _host("10.0.0.1:5555"), _host("[::1]:5555"), _host("")
     ('10.0.0.1', '::1', 'an unknown place')
     """
-    _, _, rest = peer.partition(":")
-    host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "")
-    return host or "an unknown place"
+    return address.rpartition(":")[0].strip("[]") or "an unknown place"

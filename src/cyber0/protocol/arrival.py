@@ -5,15 +5,15 @@ from collections import Counter
 from dataclasses import replace
 
 from cyber0.errors import InvalidIdentity
-from cyber0.protocol.chain import genesis
+from cyber0.protocol.chain import genesis, link_statement
 from cyber0.protocol.events import Alarm, Arrived, ClientStream, Effect, HangUp, Notice, RecordIdentity, Replay, Send
 from cyber0.protocol.identity import Identity, meaning_from
 from cyber0.protocol.messages import VERSION, Bye, Hello, RoundOpen, Welcome
 from cyber0.protocol.roster import Change
-from cyber0.protocol.signing import decoded
+from cyber0.protocol.signing import decoded, is_by
 from cyber0.protocol.state import State, Transition
 
-__all__ = ["DIVERGED", "REPLACED", "REVOKING", "TAKEN", "arrive", "farewell", "found", "keys_of", "leave"]
+__all__ = ["DIVERGED", "REPLACED", "REVOKING", "TAKEN", "arrive", "farewell", "found", "keys_of", "leave", "refused"]
 
 DIVERGED = "its weights differ from the majority's: it must replay from round 0"
 REVOKED = "it is revoked"
@@ -36,10 +36,12 @@ def arrive(state: State, event: Arrived) -> Transition:
     """
     stream, client = event.stream, event.stream.client
     if reason := _refusal(state, event):
-        return leave(state, stream), _refused(stream, reason)
+        return leave(state, stream), refused(stream, reason)
     effects: list[Effect] = []
     if client in state.present and not state.is_current(stream):
         effects = [HangUp(state.present[client].stream, TAKEN)]
+    if event.hello.commits > state.round:
+        return _hold(state, event, effects)
     state = replace(state, present={**state.present, client: event})
     state, more = _gather(state) if state.identity is None else _welcome(state, state.identity, event)
     return state, effects + more
@@ -47,6 +49,9 @@ def arrive(state: State, event: Arrived) -> Transition:
 
 def leave(state: State, stream: ClientStream) -> State:
     """Return the state after a stream has ended. A vote that came on it still counts."""
+    if any(event.stream == stream for event in state.ahead.values()):
+        ahead = {client: event for client, event in state.ahead.items() if event.stream != stream}
+        return replace(state, ahead=ahead, asked=None if state.asked == stream else state.asked)
     if not state.is_current(stream):
         return state
     present = {client: event for client, event in state.present.items() if client != stream.client}
@@ -138,16 +143,48 @@ def _other_meaning(identity: Identity, hello: Hello) -> str:
 def _other_past(state: State, event: Arrived) -> str:
     hello = event.hello
     if hello.commits > state.round:
-        return f"it holds {hello.commits} commits, but only {state.round} rounds are decided"
+        return _too_long(state, hello)
     if hello.head and event.head and hello.head != event.head:
         ours, theirs = event.head.hex()[:16], hello.head.hex()[:16]
         return f"after {hello.commits} commits its chain ends in {theirs}, and the ledger's in {ours}"
     return DIVERGED if event.stream.client in state.diverged and not hello.replayed else ""
 
 
-def _refused(stream: ClientStream, reason: str) -> list[Effect]:
+def _too_long(state: State, hello: Hello) -> str:
+    """Return why a client that holds more commits than the ledger is refused; empty if it may give them back."""
+    holds = f"it holds {hello.commits} commits, but only {state.round} rounds are decided"
+    if not _is_ours(state, hello.commits, hello.head, hello.signature):
+        return f"{holds}, and it shows no signature of this federator after more"
+    if state.fresh:
+        return ""
+    return f"{holds}, of which this federator has signed others since it was restored: go on by cyber0 ledger fork"
+
+
+def _is_ours(state: State, rounds: int, link: bytes, signature: bytes) -> bool:
+    """Return whether this federator has signed a link after so many rounds."""
+    if state.identity is None:
+        return False
+    return is_by(state.identity.federator, signature, link_statement(state.identity.digest, rounds, link))
+
+
+def _hold(state: State, event: Arrived, effects: list[Effect]) -> Transition:
+    """Let a client wait that holds more commits than the ledger: it is to give them back."""
+    client, commits = event.stream.client, event.hello.commits
+    before = state.ahead.get(client)
+    if before is not None and before.stream != event.stream:
+        effects.append(HangUp(before.stream, TAKEN))
+    for older in (state.present.get(client), before):
+        state = state if older is None else leave(state, older.stream)
+    text = f"{client} holds {commits} commits, and the ledger {state.round}: it was restored from an older copy"
+    bound, heard = max(state.bound, commits), state.heard | {client}
+    state = replace(state, ahead={**state.ahead, client: event}, bound=bound, heard=heard)
+    return state, [*effects, Notice(text, client, "warning")]
+
+
+def refused(stream: ClientStream, reason: str, *, final: bool = True) -> list[Effect]:
+    """Return what a client that is refused is told; one for which that is not final may come again."""
     diverged = reason == DIVERGED
-    bye = Bye(reason, final=reason not in (DIVERGED, REVOKING), replay=diverged)
+    bye = Bye(reason, final=final and reason not in (DIVERGED, REVOKING), replay=diverged)
     notice = Notice(f"{stream.client} is refused: {reason}", stream.client, "warning")
     return [Send(stream, bye), HangUp(stream, reason), notice]
 
@@ -210,7 +247,8 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     stream, client, commits = event.stream, event.stream.client, event.hello.commits
     known = replace(event, hello=replace(event.hello, layout=b""))  # recorded by now
     state = _enrolled(replace(state, present={**state.present, client: known}), client, event.hello.key)
-    effects: list[Effect] = [Send(stream, Welcome(identity.to_bytes(), state.round, identity.roster.to_bytes()))]
+    told = Welcome(identity.to_bytes(), state.round, identity.roster.to_bytes(), lost=state.lost)
+    effects: list[Effect] = [Send(stream, told)]
     if commits < state.round:
         effects.append(Replay(stream, commits, state.round))
     effects.append(Send(stream, farewell(state) if state.is_finished else RoundOpen(state.round)))
@@ -219,11 +257,18 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
     counts = state.who.key(client) == event.hello.key  # else from two rounds after its new key is written
     state = state.with_awaited(client) if keeps_up and counts else state.without_awaited([client])
-    gathering = state.gathering and not state.who.places.keys() <= state.present.keys() | state.revoked
+    gathering = state.gathering and not state.who.places.keys() <= state.present.keys() | state.revoked | state.silent
     state = replace(state, gathering=gathering)
-    if state.extension is None and not state.is_finished:
-        state = replace(state, extension=0)
-        effects.append(Alarm(state.round, 0, state.settings.seconds(0)))
+    hello = event.hello
+    if hello.voted > state.round and _is_ours(state, hello.voted, hello.voted_link, hello.voted_signature):
+        state = replace(state, bound=max(state.bound, hello.voted))  # it has lost commits, too
+    waits = state.extension is not None
+    if gathering and not state.has_heard:
+        state = replace(state, heard=state.heard | {client})
+        waits = waits and not state.has_heard  # the others have a whole deadline from there on
+    if not waits and not state.is_finished:
+        state = replace(state, extension=state.extension or 0)
+        effects.append(Alarm(state.round, state.extension or 0, state.settings.seconds(0)))
     return state, effects
 
 

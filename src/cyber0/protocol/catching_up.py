@@ -8,7 +8,7 @@ from typing import Any
 from cyber0.errors import Cyber0Error, Refused
 from cyber0.protocol.chain import Anchor, Head, commit_hash, genesis, link_statement
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import Ledger
+from cyber0.protocol.ledger import Ledger, Written
 from cyber0.protocol.messages import CatchUp, Committed
 from cyber0.protocol.roster import Change, Roster, canonical, changes_from
 from cyber0.protocol.signing import is_by
@@ -30,8 +30,24 @@ def catch_up(ledger: Ledger, first: int, stop: int, chunk: int = CHUNK) -> Itera
             yield _imported(ledger, start, min(start + step, imported))
         first = imported
     step = max(1, chunk // (width + 32))
-    for start in range(first, stop, step):
-        yield _decided(ledger, start, min(start + step, stop))
+    while first < stop:
+        written = _up_to_signed(ledger, first, stop, step)
+        if not written:
+            return
+        yield _decided(first, written)
+        first += len(written)
+
+
+def _up_to_signed(ledger: Ledger, first: int, stop: int, step: int) -> list[Written]:
+    """Return about `step` rounds, of which the last has a signed link: of rounds that were lost not every one has."""
+    while True:
+        written = list(ledger.written(first, min(first + step, stop)))
+        signed = len(written)
+        while signed and written[signed - 1].decision.lost and not written[signed - 1].signature:
+            signed -= 1
+        if signed or first + step >= stop:
+            return written[:signed] or written
+        step *= 2
 
 
 def _imported(ledger: Ledger, first: int, stop: int) -> CatchUp:
@@ -42,9 +58,9 @@ def _imported(ledger: Ledger, first: int, stop: int) -> CatchUp:
     return CatchUp(first, scalars, signature=last.signature, anchor=ledger.anchor.to_bytes())
 
 
-def _decided(ledger: Ledger, first: int, stop: int) -> CatchUp:
+def _decided(first: int, rounds: list[Written]) -> CatchUp:
     scalars, hashes, signature, changed = list[bytes](), list[bytes](), b"", list[object]()
-    for written in ledger.written(first, stop):
+    for written in rounds:
         decision, signature = written.decision, written.signature
         scalars.append(decision.scalars)
         hashes.append(decision.ballots_hash)

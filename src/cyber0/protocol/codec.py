@@ -42,6 +42,8 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "key": (lambda key: len(key) in (0, 32, 33), "a public key of 32 or 33 bytes, or empty"),
     "federator": (lambda key: len(key) in (0, 32, 33), "a public key of 32 or 33 bytes, or empty"),
     "signature": (lambda signature: len(signature) in (0, 64), "64 bytes, or empty"),
+    "voted_link": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
+    "voted_signature": (lambda signature: len(signature) in (0, 64), "64 bytes, or empty"),
     "ballots": (lambda hashes: len(hashes) % 32 == 0, "hashes of 32 bytes each"),
     "anchor": (lambda anchor: len(anchor) in (0, 96), "96 bytes, or empty"),
     "changes": (lambda changes: len(changes) <= CHANGES, f"at most {CHANGES} bytes"),

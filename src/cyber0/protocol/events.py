@@ -5,11 +5,12 @@ from typing import Literal, NamedTuple
 
 from cyber0.protocol.chain import Head
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.messages import Evaluation, FromFederator, Hello, Vote
+from cyber0.protocol.messages import Evaluation, FromFederator, Hello, Recalled, Vote
 from cyber0.protocol.records import Decision
 from cyber0.protocol.roster import Change
 
 __all__ = [
+    "Adopt",
     "Alarm",
     "Arrived",
     "ClientStream",
@@ -49,10 +50,13 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A client sent a vote or an evaluation; `signed`: a vote is signed by its client, on the link of its round."""
+    """A client sent a vote, an evaluation, or commits that it was asked for.
+
+    `signed`: a vote is signed by its client, on the link of its round.
+    """
 
     stream: ClientStream
-    message: Vote | Evaluation
+    message: Vote | Evaluation | Recalled
     signed: bool = True
 
 
@@ -121,6 +125,13 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """Write rounds that were decided before, and lost, to the ledger, with the signatures of their links, durably."""
+
+    rounds: tuple[tuple[Decision, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated:
     """Note a client's evaluation."""
 
@@ -163,4 +174,4 @@ class Notice:
 
 
 Event = Arrived | Received | Proposed | Left | Deadline | Impatience
-Effect = Send | Replay | RecordIdentity | Record | Evaluated | Alarm | Patience | HangUp | Notice
+Effect = Send | Replay | RecordIdentity | Record | Adopt | Evaluated | Alarm | Patience | HangUp | Notice

@@ -86,6 +86,11 @@ def _end(ledger: Ledger, rounds: int) -> tuple[Roster, Anchor | None, bytes]:
     if rounds == ledger.imported:
         return ledger.adopted, ledger.anchor, written.signature
     roster = roster_after(ledger, rounds)
+    if written.decision.lost and not written.signature:
+        raise InvalidLedger(
+            f"round {rounds}: the link after these rounds was given back by a client without its signature: export "
+            "fewer rounds, or more"
+        )
     before = ledger.head_at(rounds - 1).link or bytes(32)
     return roster, Anchor(before, written.decision.ballots_hash, roster.digest), written.signature
 

@@ -21,7 +21,16 @@ from cyber0.plan import Plan
 from cyber0.protocol.records import Decision, from_wire
 from cyber0.protocol.roster import Roster, canonical
 
-__all__ = ["PROTOCOL", "Identity", "base_digest", "layout_bytes", "layout_from", "meaning_bytes", "meaning_from"]
+__all__ = [
+    "PROTOCOL",
+    "Identity",
+    "Parent",
+    "base_digest",
+    "layout_bytes",
+    "layout_from",
+    "meaning_bytes",
+    "meaning_from",
+]
 
 PROTOCOL = 2
 FIELDS = ("agreement", "base", "federator", "keep_votes", "manifest", "meaning", "protocol", "roster", "semantics")
@@ -30,6 +39,49 @@ OLDER = (  # those of version 1, and of the first ledgers
     ("base", "config", "keep_votes", "layout", "manifest", "protocol", "roster"),
 )
 BASE_DOMAIN = b"cyber0 base 1\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The run whose first rounds another one begins with: its digest, how many rounds, and the link after them.
+
+    `salt` is random, so that no two runs with the same parent are one.
+    """
+
+    run: bytes
+    rounds: int
+    link: bytes
+    salt: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """Return the parent as JSON can hold it."""
+        return {"link": self.link.hex(), "rounds": self.rounds, "run": self.run.hex(), "salt": self.salt.hex()}
+
+    @classmethod
+    def of(cls, fields: Any) -> "Parent | None":
+        """Return the parent in what JSON held; None where there is none.
+
+        >>> Parent.of({"run": "ab"})
+        Traceback (most recent call last):
+        cyber0.errors.InvalidIdentity: parent = {'run': 'ab'} must have link, rounds, run and salt
+        """
+        if fields is None:
+            return None
+        try:
+            run, link, salt = (bytes.fromhex(fields[name]) for name in ("run", "link", "salt"))
+            found = cls(run, fields["rounds"], link, salt)
+            sound = type(found.rounds) is int and 0 <= found.rounds < 2**32 and len(found.run) == 32
+            sound = sound and len(found.link) in (0, 32) and len(found.salt) == 16 and found.fields() == fields
+        except (KeyError, TypeError, ValueError):
+            sound = found = None
+        if found is None or not sound:
+            raise InvalidIdentity(f"parent = {fields!r} must have link, rounds, run and salt")
+        return found
+
+    @property
+    def text(self) -> str:
+        """The parent in words."""
+        return f"it begins with the first {self.rounds} rounds of run {self.run.hex()}"
 
 
 @dataclass(frozen=True)
@@ -47,6 +99,7 @@ class Identity:
         federator: The public key that signs every link of the chain; empty in a simulated run.
         protocol: The version of the protocol.
         semantics: The version of what rules compute, so that a rule whose bits change later stays what it was.
+        parent: The run whose first rounds it begins with, if there is one.
         written: The bytes it was read from, if it was read: they may lack keys that are newer than they are.
 
     >>> import numpy as np
@@ -70,6 +123,7 @@ class Identity:
     federator: bytes = b""
     protocol: int = PROTOCOL
     semantics: int = SEMANTICS
+    parent: Parent | None = None
     written: bytes | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +192,7 @@ class Identity:
             "roster": self.roster.digest.hex(),
             "semantics": self.semantics,
         }
-        return canonical(fields)
+        return canonical(fields if self.parent is None else fields | {"parent": self.parent.fields()})
 
     @classmethod
     def from_bytes(cls, data: bytes, roster: bytes = b"", layout: bytes = b"") -> "Identity":
@@ -249,6 +303,8 @@ def _fields(data: bytes) -> dict[str, Any]:
     if not isinstance(fields.get("keep_votes", True), bool):
         raise InvalidIdentity(f"keep_votes = {fields['keep_votes']!r} must be true or false")
     known = FIELDS if fields["protocol"] == PROTOCOL else OLDER["config" in fields]
+    if fields["protocol"] == PROTOCOL and "parent" in fields:
+        known = (*known, "parent")
     for name in (*known, *fields):
         if name not in known or name not in fields:
             problem = "is missing" if name in known else "is unknown"
@@ -287,6 +343,7 @@ def _second(fields: dict[str, Any], roster: bytes, layout: bytes) -> Identity:
         fields["meaning"],
         bytes.fromhex(fields["federator"]),
         semantics=fields["semantics"],
+        parent=Parent.of(fields["parent"]) if "parent" in fields else None,
     )
 
 

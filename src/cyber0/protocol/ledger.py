@@ -5,7 +5,7 @@ A ledger of version 1 is read, verified and replayed; rounds are appended in ver
 `Ledger` is the interface; `Memory` keeps one in memory, `cyber0.protocol.sqlite.File` on disk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -129,6 +129,15 @@ class Ledger(Protocol):
 
     def append(self, decision: Decision, signature: bytes = b"") -> Head:
         """Write the next round, with the signature of its link, durably; any other round is refused."""
+        ...
+
+    def append_all(self, decisions: Iterable[tuple[Decision, bytes]]) -> Head:
+        """Write the next rounds with their signatures, all of them or none."""
+        ...
+
+    @property
+    def lost(self) -> int:
+        """How many rounds there were when the votes of some were lost last; 0 if none are."""
         ...
 
     def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
@@ -292,6 +301,17 @@ class Memory:
         self._written.append(Written(decision, head.commit, head.link, signature))
         self._roster = roster
         return head
+
+    def append_all(self, decisions: Iterable[tuple[Decision, bytes]]) -> Head:
+        """As in `Ledger`."""
+        for decision, signature in decisions:
+            self.append(decision, signature)
+        return self.head
+
+    @property
+    def lost(self) -> int:
+        """As in `Ledger`."""
+        return max((written.decision.round + 1 for written in self._written if written.decision.lost), default=0)
 
     def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
         """As in `Ledger`."""

@@ -39,8 +39,9 @@ from cyber0.protocol.events import (
     Record,
     Send,
 )
-from cyber0.protocol.messages import Bye, Committed, Evaluation, Rejection, RoundOpen, Vote
+from cyber0.protocol.messages import Bye, Committed, Evaluation, Recalled, Rejection, RoundOpen, Vote
 from cyber0.protocol.records import Ballot, Decision, to_wire
+from cyber0.protocol.recovery import go_on, overdue, shown, withheld
 from cyber0.protocol.roster import Change, Roster, changes_to_bytes
 from cyber0.protocol.state import State, Transition, begin, resume
 
@@ -85,6 +86,8 @@ def step(state: State, event: Event, now: float = 0.0) -> Transition:
 
 def _receive(state: State, event: Received) -> Transition:
     stream, message = event.stream, event.message
+    if isinstance(message, Recalled):
+        return shown(state, stream, message)
     if state.identity is None or not state.is_current(stream):
         return state, []
     if isinstance(message, Evaluation):
@@ -175,9 +178,14 @@ def _rejection(stream: ClientStream, number: int, ballot: Ballot) -> list[Effect
 
 def _at_deadline(state: State, now: float) -> Transition:
     """At the deadline, decide without those who have not voted; if that is not possible, extend it."""
-    alone = replace(state.without_awaited(state.waiting), gathering=False, tried=frozenset())
-    settled, effects = _decide_if_complete(alone, [], now)
-    return (settled, effects) if settled.round > state.round else _extend(settled, effects)
+    number = state.round
+    state, effects = overdue(state)
+    gathering = state.gathering and not state.has_heard
+    alone = replace(state.without_awaited(state.waiting), gathering=gathering, tried=frozenset())
+    settled, effects = _decide_if_complete(alone, effects, now)
+    if settled.round > number or settled.ahead or settled.is_finished:
+        return settled, effects
+    return _extend(settled, effects)
 
 
 def _out_of_patience(state: State, now: float) -> Transition:
@@ -203,13 +211,16 @@ def _extend(state: State, effects: list[Effect]) -> Transition:
     missing = set(state.voters).difference(state.votes.counted, state.votes.excluded)
     effects += [Send(event.stream, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
     have = f"{len(state.votes.counted)} votes of at least {state.who.quorum}"
-    effects.append(Notice(f"round {state.round}: {have} at the deadline, which is extended", level="warning"))
+    text = withheld(state) or f"round {state.round}: {have} at the deadline, which is extended"
+    effects.append(Notice(text, level="error" if state.round < state.bound else "warning"))
     effects.append(Alarm(state.round, extension, settings.seconds(extension)))
     return replace(state, extension=extension), effects
 
 
 def _decide_if_complete(state: State, effects: list[Effect], now: float) -> Transition:
-    """Decide the open round if all votes that it waits for are in."""
+    """Decide the open round if all votes that it waits for are in, and nothing is to come back that was lost."""
+    if state.ahead or state.moved:
+        state, effects = go_on(state, effects)
     state, effects = _note_quorum(state, effects, now)
     if not _is_complete(state):
         return state, effects
@@ -230,6 +241,8 @@ def _is_complete(state: State) -> bool:
     """Return whether a quorum of votes is in, and the vote of everybody the round waits for."""
     counted = state.votes.counted
     if len(counted) < state.who.quorum or state.gathering or state.is_finished:
+        return False
+    if state.ahead or state.round < state.bound:  # what it has signed before must come back first
         return False
     if state.tried and state.tried == frozenset(counted):
         return False
@@ -277,6 +290,7 @@ def _commit(state: State, decision: Decision, effects: list[Effect], now: float)
         voted = voted.set(client, None)
     pace = (*state.pace, state.took or 0.0)[-PACE:]
     state = replace(state, head=head, previous=previous, votes=Votes(), voted=voted, extension=0, tried=frozenset())
+    state = replace(state, fresh=False) if state.fresh else state
     state, cut = _in_force(state, roster)
     state = replace(state, pace=pace).opening(now)
     effects += cut

@@ -3,7 +3,8 @@
 A client opens one stream. It may `Ask` what the run is, for which the federator sends an `Invitation`, and then says
 `Hello`. The federator answers `Welcome`, sends the commits the client lacks in `CatchUp`s, then `RoundOpen`; from there
 on a `Vote` goes up and a `Committed` comes down, which opens the next round. At the end a client is `Done`. In between
-it may `Audit` a round, whose ballots come in `Page`s, and `Request` a change of its own entry on the roster.
+it may `Audit` a round, whose ballots come in `Page`s, and `Request` a change of its own entry on the roster. Where a
+client holds more commits than the federator, which was restored from a backup, they are `Recall`ed before the Welcome.
 
 A client signs its votes and its Done, the federator every link of the chain: `cyber0.protocol.chain` says what exactly.
 """
@@ -26,6 +27,8 @@ __all__ = [
     "Hello",
     "Invitation",
     "Page",
+    "Recall",
+    "Recalled",
     "Rejection",
     "Request",
     "RoundOpen",
@@ -61,8 +64,9 @@ class Hello:
     """A client presents itself: its model, how many commits it holds, and what it knows of the run.
 
     `manifest` and `base` are the SHA-256 digests of the model's layout and of its initial weights; `head` is the last
-    link of the chain it holds and `run` the digest of the run's identity, both empty where it knows none; `key` is the
-    public key of its votes.
+    link of the chain it holds and `run` the digest of the run's identity, both empty where it knows none; `signature`
+    is the federator's, of that link. Where it has voted after more commits than it holds, `voted`, `voted_link` and
+    `voted_signature` are the same of its last vote. `key` is the public key of its votes.
     `replayed` answers a `replay`. `layout` is the manifest itself, as the JSON whose digest it has: a client that knows
     no run sends it, so that the federator, which has no model, can write it down. `meaning` is JSON with a digest for
     each part of the client's task that decides what a label means.
@@ -80,6 +84,10 @@ class Hello:
     layout: bytes = b""
     meaning: bytes = b"{}"
     key: bytes = b""
+    signature: bytes = b""
+    voted: int = 0
+    voted_link: bytes = b""
+    voted_signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +138,35 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """Consecutive commits that a client holds and the federator has lost, as in `CatchUp`; none if it has them not."""
+
+    first: int
+    scalars: bytes = b""
+    ballots: bytes = b""
+    signature: bytes = b""
+    changes: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """The federator asks a client that holds more commits than its ledger for those from round `first` on."""
+
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
-    """The run's identity in canonical bytes, its first roster, and the round that is open."""
+    """The run's identity in canonical bytes, its first roster, and the round that is open.
+
+    The votes of some of the first `lost` rounds are lost, and cannot be audited.
+    """
 
     identity: bytes
     round: int
     roster: bytes = b""
     version: int = VERSION
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,5 +258,5 @@ class Bye:
     replay: bool = False
 
 
-FromClient = Ask | Hello | Vote | Evaluation | Done | Audit | Request
-FromFederator = Invitation | Welcome | RoundOpen | Committed | CatchUp | Page | Rejection | Bye
+FromClient = Ask | Hello | Vote | Evaluation | Done | Audit | Request | Recalled
+FromFederator = Invitation | Recall | Welcome | RoundOpen | Committed | CatchUp | Page | Rejection | Bye

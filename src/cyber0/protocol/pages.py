@@ -82,5 +82,5 @@ class BallotPages:
             return page_of(round, b"", page)
         if self._last[0] != round:  # many clients ask for the same one
             (decision,) = self.ledger.decisions(round, round + 1)
-            self._last = round, to_bytes(decision)
+            self._last = round, b"" if decision.lost else to_bytes(decision)
         return page_of(round, self._last[1], page)

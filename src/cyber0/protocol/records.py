@@ -48,17 +48,21 @@ class Ballot:
 
 @dataclass(frozen=True)
 class Decision:
-    """A decided round: the aggregated scalars as they travel, the ballots in roster order, changes of the roster."""
+    """A decided round: the aggregated scalars as they travel, the ballots in roster order, changes of the roster.
+
+    `lost` is the hash of its ballots where these are lost: of a round whose commit clients have given back.
+    """
 
     round: int
     scalars: bytes
     ballots: tuple[Ballot, ...]
     changes: tuple[Change, ...] = ()
+    lost: bytes = b""
 
     @cached_property
     def ballots_hash(self) -> bytes:
         """The hash of its ballots."""
-        return ballots_hash(self.ballots)
+        return self.lost or ballots_hash(self.ballots)
 
 
 def ballots_hash(ballots: Iterable[Ballot]) -> bytes:

@@ -12,7 +12,7 @@ from cyber0.config import Agreement, RunConfig, canonical_rule
 from cyber0.errors import Cyber0Error, InvalidConfig, InvalidIdentity, Refused
 from cyber0.plan import Plan, participants
 from cyber0.protocol.decide import quorum
-from cyber0.protocol.identity import Identity, layout_from
+from cyber0.protocol.identity import Identity, Parent, layout_from
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.messages import Invitation
 from cyber0.protocol.roster import Roster
@@ -54,6 +54,7 @@ class Settings:
     admitted: tuple[str, ...] = ()  # of an invitation: who was admitted since the run was founded
     rotates: bool = False  # of a federator: whether a client that comes with a new key may go on with it
     semantics: int = aggregation.SEMANTICS  # of a federator: the version of what the rule computes
+    parent: Parent | None = None  # the run whose first rounds it begins with
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
@@ -108,11 +109,11 @@ class Settings:
         identity = ledger.identity
         if identity.protocol == 1:
             raise InvalidConfig("the ledger holds a run of version 1: it can be verified and replayed, not continued")
-        options["semantics"] = identity.semantics
+        options |= {"semantics": identity.semantics, "parent": identity.parent}
         found = cls(identity.agreement, identity.roster.names, identity.keep_votes, **options)
         if asked is None:
             return found
-        asked = replace(asked, semantics=identity.semantics)
+        asked = replace(asked, semantics=identity.semantics, parent=identity.parent)
         if canonical_rule(found.agreement.rule) == asked.agreement.rule:  # a ledger keeps the spelling it began with
             agreement = asked.agreement.model_copy(update={"rule": found.agreement.rule})
             asked = replace(asked, agreement=agreement)
@@ -256,6 +257,10 @@ class Settings:
         """Return what a client that asks is sent, with the federator's public key and the certificate of that key."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OWN}
         values |= {"agreement": self.agreement.model_dump(mode="json")}
+        if self.parent is None:
+            del values["parent"]
+        else:
+            values["parent"] = self.parent.fields()
         return Invitation(json.dumps(values, sort_keys=True).encode(), federator, certificate)
 
     @classmethod
@@ -265,11 +270,12 @@ class Settings:
             values = cast("dict[str, Any]", json.loads(invitation.settings))
             agreement = Agreement(**values.pop("agreement"))
             roster, admitted = (tuple(map(str, values.pop(name))) for name in ("roster", "admitted"))
+            parent = Parent.of(values.pop("parent", None))
             for name in OWN:
                 if name in values:
                     raise InvalidConfig(f"{name} is not for an invitation to say")
             key: dict[str, Any] = {"federator": invitation.federator, "certificate": invitation.certificate}
-            return cls(agreement, roster, **values, **key, admitted=admitted)
+            return cls(agreement, roster, **values, **key, admitted=admitted, parent=parent)
         except (Cyber0Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Refused(f"the federator's invitation cannot be used: {error}") from None
 

@@ -78,8 +78,8 @@ def public_key(path: Path) -> PublicKey:
     return key
 
 
-def key_beside(path: Path) -> PrivateKey:
-    """Return the key in a file that only its owner can read; it is made if it is not there.
+def key_beside(path: Path, like: Path | None = None) -> PrivateKey:
+    """Return the key in a file that only its owner can read; it is made if it is not there, or copied from another.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "key.pem"
@@ -87,8 +87,9 @@ def key_beside(path: Path) -> PrivateKey:
     True
     """
     if not path.exists():
-        data = new_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         try:
+            made = new_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            data = made if like is None else like.read_bytes()
             write_atomically(path, data, mode=0o600)  # a key that was cut short would be in the way for good
         except OSError as error:
             raise InvalidSigner(f"cannot write the key {path}: {error.strerror}") from None

@@ -1,7 +1,8 @@
 """The ledger on disk: one SQLite file, which one federator writes while others may read it."""
 
+import json
 import sqlite3
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
@@ -41,6 +42,10 @@ CREATE TABLE reports (
 );
 CREATE TABLE certificates (certificate BLOB PRIMARY KEY);
 """
+LATER_TABLES = """
+CREATE TABLE lost (round INTEGER PRIMARY KEY, ballots BLOB NOT NULL);
+CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""  # which a ledger of the same version may lack
 FIRST_TABLES = """
 CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB NOT NULL, imported INTEGER NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, scalars BLOB NOT NULL, commit_hash BLOB NOT NULL, votes_hash BLOB);
@@ -81,6 +86,13 @@ FAULTS = {
         "SELECT DISTINCT round FROM ballots WHERE vote IS NOT NULL AND digest IS NOT NULL"
     ),
 }
+LATER_FAULTS = {
+    "has lost its ballots, but was not decided": "SELECT round FROM lost WHERE round NOT IN (SELECT round FROM rounds)",
+    "has ballots, though they are lost": "SELECT DISTINCT round FROM ballots WHERE round IN (SELECT round FROM lost)",
+    "has no hash of the ballots that are lost": (
+        "SELECT round FROM lost WHERE typeof(ballots) != 'blob' OR length(ballots) != 32"
+    ),
+}
 PAGE = 256  # rounds that are read at a time
 
 
@@ -108,6 +120,7 @@ class File:
         self._head: Head | None = None
         self._roster: Roster | None = None
         self._schema = SCHEMA
+        self._has_tables = self._has_later = True  # any at all; those that a ledger of the same version may lack
         self._connection: Any = None
         try:
             if not read_only:
@@ -117,6 +130,8 @@ class File:
             if not read_only:
                 for setting in ("journal_mode = WAL", f"synchronous = {synchronous}"):
                     self._connection.execute(f"PRAGMA {setting}")
+                if self._has_tables and not self._has_later and self._schema == SCHEMA:
+                    self._make_tables(LATER_TABLES)
         except sqlite3.Error as error:
             self.close()
             raise InvalidLedger(f"{self.path} cannot be written: {error}") from None
@@ -128,6 +143,7 @@ class File:
         (magic,), (schema,) = (self._all(f"PRAGMA {name}")[0] for name in ("application_id", "user_version"))
         if magic == 0 and not self._all("SELECT name FROM sqlite_master"):
             trust(self._connection)
+            self._has_tables = self._has_later = False
             return  # a file that was made, and nothing written yet
         if magic != MAGIC:
             raise InvalidLedger(f"{self.path} is a database, but not a ledger")
@@ -140,10 +156,11 @@ class File:
 
     def _check_tables(self) -> None:
         """Refuse a file of other tables than a ledger makes: a view can be endless, and a trigger do anything."""
-        made = TABLES if self._schema == SCHEMA else FIRST_TABLES
+        made = _statements(TABLES if self._schema == SCHEMA else FIRST_TABLES)
         rows = self._all("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
         found = sorted(" ".join(str(sql).split()) for _, sql in rows)
-        if found != sorted(" ".join(statement.split()) for statement in made.split(";")[:-1]):
+        self._has_later = self._schema == SCHEMA and found == sorted([*made, *_statements(LATER_TABLES)])
+        if not self._has_later and found != sorted(made):
             names = ", ".join(sorted(str(name) for name, _ in rows)[:20])
             raise InvalidLedger(f"{self.path} is no ledger: its tables ({names}) are not as a ledger makes them")
         if wrong := trust(self._connection):
@@ -211,11 +228,9 @@ class File:
             raise InvalidLedger(
                 "this run is of version 1: it can be verified, replayed and exported, but not continued"
             )
+        if not self._has_tables:
+            self._make_tables(TABLES + LATER_TABLES)
         with self._writing():
-            for statement in TABLES.split(";")[:-1]:
-                self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA application_id = {MAGIC}")
-            self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
             self._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", _run_row(run, imported))
             for written in imported_rounds(run):
                 self._insert(written)
@@ -227,6 +242,14 @@ class File:
                 self._connection.execute("INSERT OR IGNORE INTO certificates VALUES (?)", (certificate,))
         self._all("PRAGMA wal_checkpoint(PASSIVE)")  # so that a copy without the log is seen to be one
         sync_folder(self.path)
+
+    def _make_tables(self, tables: str) -> None:
+        with self._writing():
+            for statement in _statements(tables):
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA application_id = {MAGIC}")
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        self._has_tables = self._has_later = True
 
     def append(self, decision: Decision, signature: bytes = b"") -> Head:
         """As in `Ledger`."""
@@ -257,6 +280,8 @@ class File:
             for place, b in enumerate(decision.ballots)
         ]
         self._connection.executemany("INSERT INTO ballots VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        if decision.lost:
+            self._connection.execute("INSERT INTO lost VALUES (?, ?)", (decision.round, decision.lost))
 
     def decisions(self, start: int = 0, stop: int | None = None) -> Iterator[Decision]:
         """As in `Ledger`."""
@@ -270,10 +295,43 @@ class File:
             between = (rounds[0][0], rounds[-1][0])
             rows = self._all(more, between)
             ballots = {number: tuple(map(_ballot, group)) for number, group in groupby(rows, itemgetter(0))}
+            lost = self._lost(*between)
             for number, scalars, commit, link, signature, changes in rounds:
-                decision = Decision(number, _bytes(scalars), ballots.get(number, ()), self._changes(number, changes))
+                content = _bytes(scalars), ballots.get(number, ()), self._changes(number, changes)
+                decision = Decision(number, *content, lost.get(number, b""))
                 yield Written(decision, commit, link, _bytes(signature))
             start = rounds[-1][0] + 1
+
+    def _lost(self, first: int, last: int) -> dict[int, bytes]:
+        """Return the hashes of ballots that are lost, by round."""
+        if not self._has_later:
+            return {}
+        rows = self._all("SELECT round, ballots FROM lost WHERE round BETWEEN ? AND ?", (first, last))
+        return {number: _bytes(ballots) for number, ballots in rows}
+
+    @property
+    def lost(self) -> int:
+        """As in `Ledger`."""
+        found = self._all("SELECT max(round) FROM lost")[0][0] if self._has_later else None
+        return 0 if found is None else found + 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was asked for when the run was served, by name; it may be known before the run is founded."""
+        if not self._has_later:
+            return {}
+        try:
+            return {name: json.loads(value) for name, value in self._all("SELECT name, value FROM settings")}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidLedger(f"{self.path} is damaged: its settings cannot be read: {error}") from None
+
+    def remember(self, settings: Mapping[str, Any]) -> None:
+        """Keep what was asked for, by name, in place of what was kept under these names."""
+        if not self._has_tables:
+            self._make_tables(TABLES + LATER_TABLES)
+        rows = [(name, json.dumps(value)) for name, value in settings.items()]
+        with self._writing():
+            self._connection.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
 
     def _changes(self, number: int, changes: Any) -> tuple[Change, ...]:
         try:
@@ -370,7 +428,8 @@ class File:
 
     def faults(self) -> list[tuple[int, str]]:
         """As in `Ledger`."""
-        found = [(row[0], problem) for problem, query in FAULTS.items() for row in self._all(query)]
+        queries = FAULTS | (LATER_FAULTS if self._has_later else {})
+        found = [(row[0], problem) for problem, query in queries.items() for row in self._all(query)]
         return sorted((number if isinstance(number, int) else -1, problem) for number, problem in found)
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -445,6 +504,10 @@ def _run_row(run: ExportedRun, imported: int) -> tuple[Any, ...]:
     anchor = b"" if run.anchor is None else run.anchor.to_bytes()
     adopted = b"" if run.roster is None else run.roster.to_bytes()
     return 0, identity.to_bytes(), imported, identity.roster.to_bytes(), layout, anchor, adopted
+
+
+def _statements(tables: str) -> list[str]:
+    return [" ".join(statement.split()) for statement in tables.split(";")[:-1]]
 
 
 def _bytes(value: Any) -> bytes:

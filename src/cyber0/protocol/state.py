@@ -44,7 +44,15 @@ class State:
     opened: float = 0.0  # when the open round was opened, by the clock of the events
     took: float | None = None  # seconds until the open round had a quorum; None while it has none
     pace: tuple[float, ...] = ()  # the same of the last rounds
-    gathering: bool = True  # after a start, until the whole roster was there or a deadline has passed
+    gathering: bool = True  # after a start, until the whole roster was there or a quorum was for a deadline
+    heard: frozenset[str] = frozenset()  # who has said meanwhile what it holds
+    fresh: bool = True  # no link was signed since the start
+    ahead: Mapping[str, Arrived] = field(default_factory=dict[str, Arrived])  # who holds more commits than the ledger
+    asked: ClientStream | None = None  # which of them is to show what it holds
+    silent: frozenset[str] = frozenset()  # which of them did not
+    moved: bool = False  # commits were given back, of which those who are present are not told yet
+    bound: int = 0  # the most rounds after which it has seen a signature of its own
+    lost: int = 0  # how many rounds there were when votes were lost last
     tried: frozenset[str] = frozenset()  # whose votes the rule could make no commit of
     memory: Any = None  # of a rule with memory: what it makes of the commits so far
 
@@ -95,6 +103,11 @@ class State:
         waiting = Map({client: None for client in self.voters if client in self.awaited})
         return replace(self, waiting=waiting, opened=now, took=None)
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether so many clients have said since the start what they hold as decide a round."""
+        return len(self.heard & self.who.places.keys()) >= self.who.quorum
+
     def is_current(self, stream: ClientStream) -> bool:
         """Return whether this is the stream that a client uses now; it may have opened another one since."""
         return stream.client in self.present and self.present[stream.client].stream == stream
@@ -115,6 +128,7 @@ def resume(
     roster: Roster | None = None,
     previous: bytes = b"",
     memory: Any = None,
+    lost: int = 0,
 ) -> State:
     """Return a federation as of a head, after which its roster is this one and its rule has this memory."""
     roster = roster or identity.roster
@@ -129,6 +143,7 @@ def resume(
         revoked=revoked,
         voted=Map(dict.fromkeys(roster.names)),
         memory=memory,
+        lost=lost,
     )
 
 
@@ -148,4 +163,4 @@ def restored(settings: Settings, ledger: Ledger, federator: bytes = b"") -> Stat
         previous = ledger.anchor.link
     else:
         previous = b"" if head.rounds == 0 else ledger.head_at(head.rounds - 1).link or b""
-    return resume(settings, ledger.identity, head, ledger.roster, previous, memory)
+    return resume(settings, ledger.identity, head, ledger.roster, previous, memory, ledger.lost)

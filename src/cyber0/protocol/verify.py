@@ -33,6 +33,9 @@ class Report:
     signed: int | None = None  # rounds that the federator has signed
     final: int = 0  # commits that a quorum of clients vouches for
     missing: int = 0  # rounds whose votes are not here, though the run keeps them
+    lost: list[tuple[int, int]] = field(
+        default_factory=list[tuple[int, int]]
+    )  # of them: first and last of each stretch
     authors: str = ""  # by what the keys are known to be those of the clients; empty if they are not
     findings: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
@@ -136,7 +139,9 @@ class _Checker:
             report.findings.append(
                 f"round {len(heads) - 1}: it is missing, though {self.imported} rounds were imported"
             )
-        report.missing = self.imported if self.identity.keep_votes else 0
+        report.missing = (self.imported if self.identity.keep_votes else 0) + sum(b - a + 1 for a, b in report.lost)
+        if report.lost and report.lost[-1][1] + 1 == heads[-1].rounds != report.signed and self.identity.signs:
+            report.findings.append(f"round {heads[-1].rounds - 1}: the link after it is not signed by the federator")
         return heads
 
     def check(self, head: Head, written: Written) -> Head:
@@ -153,6 +158,8 @@ class _Checker:
             following = self._without_votes(following, written)
         elif written.link != following.link:
             raise Wrong("its votes do not match the chain")
+        elif decision.lost:
+            self._note_lost(decision)
         else:
             self._check_round(head, decision)
         self._check_link(following, written)
@@ -184,9 +191,22 @@ class _Checker:
             check_aggregate(context, decision, counted, self.rule, self.memory)
             self.report.aggregates += 1
 
+    def _note_lost(self, decision: Decision) -> None:
+        """Note a round whose votes are lost: the link shows that its commit is right, not how it was decided."""
+        if decision.ballots:
+            raise Wrong("it has votes, though they are recorded as lost")
+        lost = self.report.lost
+        if lost and lost[-1][1] == decision.round - 1:
+            lost[-1] = lost[-1][0], decision.round
+        else:
+            lost.append((decision.round, decision.round))
+
     def _check_link(self, following: Head, written: Written) -> None:
-        """Check the federator's signature of a link, if the link is known."""
-        if not self.identity.signs or following.link is None:
+        """Check the federator's signature of a link, if the link is known.
+
+        Of several rounds that a client gave back only the last may have one, which covers those before it.
+        """
+        if not self.identity.signs or following.link is None or (written.decision.lost and not written.signature):
             return
         statement = link_statement(self.identity.digest, following.rounds, following.link)
         if not is_by(self.identity.federator, written.signature, statement):
@@ -322,8 +342,11 @@ def _is_reported(said: Said, identity: Identity, head: Head, keys: set[bytes]) -
 
 def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
     identity, unchecked = ledger.identity, report.head.rounds - report.aggregates
+    if identity.parent is not None:
+        report.notes.append(f"{identity.parent.text}: it was made on purpose, by cyber0 ledger fork")
     if ledger.imported:
         report.notes.append(f"{ledger.imported} rounds were imported without their votes")
+    _note_lost(report)
     if unchecked and ":" in identity.agreement.rule and not own_rule:
         report.notes.append(
             f"the rule {identity.agreement.rule} is code, and was not run: say --own-rule if it is yours"
@@ -339,3 +362,14 @@ def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
         report.notes.append("its votes are not signed: who cast them is not proven")
     if report.authors:
         report.notes.append("not proven: that the authority invented no client, and that no vote was left out")
+
+
+def _note_lost(report: Report) -> None:
+    if not report.lost:
+        return
+    stretches = [f"{first}" if first == last else f"{first} to {last}" for first, last in report.lost]
+    number = sum(last - first + 1 for first, last in report.lost)
+    report.notes.append(
+        f"the votes of {number:,} rounds are lost, and their commits were given back by clients: rounds "
+        f"{', '.join(stretches)}"
+    )

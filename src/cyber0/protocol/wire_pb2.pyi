@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToFederator(_message.Message):
-    __slots__ = ("hello", "vote", "evaluation", "ask", "done", "audit", "request")
+    __slots__ = ("hello", "vote", "evaluation", "ask", "done", "audit", "request", "recalled")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class ToFederator(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RECALLED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     vote: Vote
     evaluation: Evaluation
@@ -22,10 +23,11 @@ class ToFederator(_message.Message):
     done: Done
     audit: Audit
     request: Request
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ...) -> None: ...
+    recalled: Recalled
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "round_open", "committed", "catch_up", "rejection", "bye", "invitation", "page")
+    __slots__ = ("welcome", "round_open", "committed", "catch_up", "rejection", "bye", "invitation", "page", "recall")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROUND_OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +36,7 @@ class ToClient(_message.Message):
     BYE_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     round_open: RoundOpen
     committed: Committed
@@ -42,7 +45,8 @@ class ToClient(_message.Message):
     bye: Bye
     invitation: Invitation
     page: Page
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., round_open: _Optional[_Union[RoundOpen, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ..., page: _Optional[_Union[Page, _Mapping]] = ...) -> None: ...
+    recall: Recall
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., round_open: _Optional[_Union[RoundOpen, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ..., page: _Optional[_Union[Page, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
 
 class Ask(_message.Message):
     __slots__ = ("version",)
@@ -63,7 +67,7 @@ class Invitation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., settings: _Optional[bytes] = ..., federator: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key")
+    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key", "signature", "voted", "voted_link", "voted_signature")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +80,10 @@ class Hello(_message.Message):
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MEANING_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    VOTED_FIELD_NUMBER: _ClassVar[int]
+    VOTED_LINK_FIELD_NUMBER: _ClassVar[int]
+    VOTED_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     manifest: bytes
@@ -88,7 +96,11 @@ class Hello(_message.Message):
     layout: bytes
     meaning: bytes
     key: bytes
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...
+    signature: bytes
+    voted: int
+    voted_link: bytes
+    voted_signature: bytes
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., voted: _Optional[int] = ..., voted_link: _Optional[bytes] = ..., voted_signature: _Optional[bytes] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("round", "scalars", "fingerprint", "signature")
@@ -139,16 +151,38 @@ class Request(_message.Message):
     def __init__(self, change: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "identity", "round", "roster")
+    __slots__ = ("version", "identity", "round", "roster", "lost")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     version: int
     identity: bytes
     round: int
     roster: bytes
-    def __init__(self, version: _Optional[int] = ..., identity: _Optional[bytes] = ..., round: _Optional[int] = ..., roster: _Optional[bytes] = ...) -> None: ...
+    lost: int
+    def __init__(self, version: _Optional[int] = ..., identity: _Optional[bytes] = ..., round: _Optional[int] = ..., roster: _Optional[bytes] = ..., lost: _Optional[int] = ...) -> None: ...
+
+class Recall(_message.Message):
+    __slots__ = ("first",)
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    def __init__(self, first: _Optional[int] = ...) -> None: ...
+
+class Recalled(_message.Message):
+    __slots__ = ("first", "scalars", "ballots", "signature", "changes")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_FIELD_NUMBER: _ClassVar[int]
+    BALLOTS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    scalars: bytes
+    ballots: bytes
+    signature: bytes
+    changes: bytes
+    def __init__(self, first: _Optional[int] = ..., scalars: _Optional[bytes] = ..., ballots: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., changes: _Optional[bytes] = ...) -> None: ...
 
 class RoundOpen(_message.Message):
     __slots__ = ("round",)
