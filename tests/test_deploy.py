@@ -136,7 +136,8 @@ def test_a_federator_is_an_ordinary_user_in_a_folder_that_is_read_only(tmp_path)
     here.chmod(0o555)
     words = ["serve", "--ledger", state / "run.ledger", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     words += ["--clients", "3", "--byzantine", "1"]
-    become = f"import encodings.idna, importlib.readers\nos.setgroups([])\nos.setuid({nobody})"  # root's own Python is not for others
+    # What is imported late comes first: root's own Python may be in a folder that others cannot read.
+    become = f"import encodings.idna, importlib.readers\nos.setgroups([])\nos.setuid({nobody})"
     command = processes.command(*words, before=become if os.geteuid() == 0 else "")
     env = {**os.environ, "HOME": str(here)}
     with processes.Popen(command, cwd=here, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as federator:
