@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from cyber0.errors import InvalidConfig
 __all__ = ["draft_of", "lock_file", "lock_folder", "make_folder", "naming", "write_atomically"]
 
 
-def write_atomically(path: Path, *parts: str | bytes | memoryview) -> None:
+def write_atomically(path: Path, *parts: str | bytes | memoryview, mode: int = 0o666) -> None:
     """Write a file so that a crash leaves either the old content or all of the new.
+
+    Who may read it is as `mode` says, less what the umask takes away.
 
     >>> from tempfile import mkdtemp
     >>> write_atomically(Path(mkdtemp()) / "note.txt", "all ", "of it")
     """
-    with draft_of(path) as draft, draft.open("wb") as file:
+    with draft_of(path) as draft, open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
         for part in parts:
             file.write(part.encode() if isinstance(part, str) else part)
         file.flush()

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cyber0.cli.ledger import line
 from cyber0.cli.recipe import read_recipe
 from cyber0.cli.run import with_options
 from cyber0.config import Agreement, RunConfig
@@ -38,4 +39,6 @@ def new(
     given = {name: value for name, value in options.items() if value is not None}
     write(folder, RunConfig(**{**read_recipe(recipe), **given}), ledger)
     console = Console(soft_wrap=True)
-    console.print(f"written to {folder}; start it with: flwr run {folder} --stream", markup=False, highlight=False)
+    line(console, "written to", folder)
+    line(console, "start it with", f"flwr run {folder} SUPERLINK --stream")
+    line(console, "SUPERLINK", "a name in ~/.flwr/config.toml (docs/flower.md); without one, Flower only simulates")

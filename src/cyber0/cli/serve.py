@@ -29,6 +29,7 @@ from cyber0.network.keys import (
     peer_name,
     server_credentials,
 )
+from cyber0.network.listener import raise_limit, too_few
 from cyber0.network.log import Form, Log, check_form
 from cyber0.network.remembered import asked_before, keep_asked, serving
 from cyber0.network.server import Federator
@@ -143,6 +144,7 @@ def serve(
     asked = _asked(recipe, given, roster, no_votes) if anything or not ledger.exists() else None
     if "evaluate_every" in read_recipe(recipe) and asked is not None:
         own.setdefault("evaluate_every", asked.evaluate_every)
+    raise_limit()
     with File(ledger) as file:
         if asked is None and not own_rule:
             refuse_code(file)
@@ -317,6 +319,8 @@ async def _serve(
         show.begin(federator, f"{listen.rpartition(':')[0]}:{port}", secure=tls is not None)
         for text in shown.first:
             show.log.say(text)
+        if few := too_few(len(federator.state.who.names)):
+            federator.say(few, "warning")
         if shown.metrics is not None:
             show.log.say(f"the live page is at {live_address(shown.metrics[0], await http.start(*shown.metrics))}")
         await _watched(federator, show, tls)

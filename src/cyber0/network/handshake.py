@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 from cyber0.errors import InvalidKeys
@@ -16,8 +17,8 @@ OTHER_NAME = (62, 64)  # OpenSSL's codes for a host and for an address that the 
 def refusal(address: str, folder: Path, timeout: float = 5.0) -> str | None:
     """Return why the handshake of a client with this folder of keys fails at an address; None if it succeeds.
 
-    It opens a connection of its own and ends it after the handshake. None, too, if nobody answers: a federator may come
-    later.
+    It opens a connection of its own and ends it after the handshake. None, too, if nobody answers, or what answers
+    hangs up without a word, as a federator does that has no room at the moment: it may answer later.
 
     >>> refusal("localhost:1", Path("no/such/folder"))
     'cannot read no/such/folder/ca.pem: No such file or directory'
@@ -80,11 +81,22 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, fold
     except (ssl.SSLError, ConnectionError) as error:
         if "CERTIFICATE" in (reason := getattr(error, "reason", None) or "") or "UNKNOWN_CA" in reason:
             return refused
+        if isinstance(error, ssl.SSLEOFError | ConnectionError) and not _speaks_plainly(address):
+            return None
         return (
             f"what answers at {address} does not speak TLS as a federator does: is the port right, and was the "
             "federator started with --tls?"
         )
     return refused
+
+
+def _speaks_plainly(address: str, timeout: float = 5.0) -> bool:
+    """Return whether what answers at an address is a federator without TLS."""
+    host, port = _host_and_port(address)
+    with suppress(OSError), socket.create_connection((host, port), timeout) as plain:
+        plain.sendall(GREETING + b"\n")
+        return plain.recv(len(GREETING)).startswith(GREETING[:6])
+    return False
 
 
 def _context(folder: Path) -> ssl.SSLContext:

@@ -9,17 +9,19 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from cyber0.errors import InvalidConfig
 from cyber0.network.channel import Peer, address_of, handshake, host_and_port
 
-__all__ = ["STRANGERS", "Listener", "descriptors"]
+__all__ = ["STRANGERS", "Listener", "descriptors", "raise_limit", "too_few"]
 
 SECONDS = 10.0  # for a handshake and a first message
 STRANGERS = 512  # connections of whom nothing is known, at most
 AT_ONCE = 64  # connections that are accepted before others have their turn
 BACKLOG = 1024
+MOST, OWN = 2**16, 64  # descriptors that are asked for, and those for files and the like
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -112,17 +114,32 @@ class Listener:
                     loop.remove_reader(listening.fileno())
                     loop.call_later(1.0, self._listen, listening)
                 return
-            self._make_room()
-            self._count += 1
-            task = asyncio.ensure_future(self._open(sock, address_of(name), self._count))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            is_crowded = self._make_room()
+            self._begin(sock, address_of(name))
+            if is_crowded:  # let go of those that are cut before the next one
+                return
 
-    def _make_room(self) -> None:
+    def _begin(self, sock: socket.socket, address: str) -> None:
+        self._count += 1
+        task = asyncio.ensure_future(self._open(sock, address, self._count))
+        self._strangers[self._count] = task.cancel
+        self._tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():  # perhaps before it began
+                sock.close()
+
+        task.add_done_callback(done)
+
+    def _make_room(self) -> bool:
+        """Cut the oldest strangers if there are too many; return whether there were."""
+        is_crowded = len(self._strangers) >= self.most
         while len(self._strangers) >= self.most:
             number = next(iter(self._strangers))
             self.cut += 1
             self._strangers.pop(number)()
+        return is_crowded
 
     async def _open(self, sock: socket.socket, address: str, number: int) -> None:
         try:
@@ -131,25 +148,18 @@ class Listener:
             certificate = b""
             if self.context is not None:
                 sock = secure = self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-                await self._shake_hands(secure, number)
+                async with asyncio.timeout(SECONDS):
+                    await handshake(secure)
                 certificate = secure.getpeercert(True) or b""
         except (OSError, ValueError):  # it is gone, too slow, or speaks something else; a client says why
             self._let_go(sock, number)
             return
         except BaseException:
+            self._strangers.pop(number, None)
             sock.close()
             raise
+        self._strangers.pop(number, None)
         self.opened(sock, Peer(address, certificate), number)
-
-    async def _shake_hands(self, sock: ssl.SSLSocket, number: int) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._strangers[number] = task.cancel
-        try:
-            async with asyncio.timeout(SECONDS):
-                await handshake(sock)
-        finally:
-            self._strangers.pop(number, None)
 
     def _let_go(self, sock: socket.socket, number: int) -> None:
         """End a connection so that the other side can read why its handshake failed."""
@@ -175,9 +185,37 @@ def descriptors() -> int:
     try:
         import resource
     except ImportError:  # not on every system
-        return 2**16
+        return MOST
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**16 if soft == resource.RLIM_INFINITY else max(1, soft - 64)
+    return MOST if soft == resource.RLIM_INFINITY else max(1, soft - OWN)
+
+
+def raise_limit() -> None:
+    """Let this process have as many descriptors as the system allows it without asking, if it makes use of them."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def too_few(clients: int, connections: int | None = None) -> str:
+    """Return what to say where a process may have too few connections for its clients; else nothing.
+
+    >>> too_few(400, connections=960)
+    ''
+    >>> too_few(5000, connections=960)
+    '5,000 clients need more descriptors than the 1,024 that this process may have: give it 10,576 (ulimit -Hn)'
+    """
+    connections = descriptors() if connections is None else connections
+    if connections >= 2 * clients + OWN:
+        return ""
+    return (
+        f"{clients:,} clients need more descriptors than the {connections + OWN:,} that this process may have: give it "
+        f"{2 * clients + STRANGERS + OWN:,} (ulimit -Hn)"
+    )
 
 
 def _listening(family: int, address: tuple[Any, ...]) -> socket.socket:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
-from cyber0.errors import Cyber0Error, InvalidIdentity, Refused
+from cyber0.errors import Cyber0Error, InvalidIdentity, InvalidParameters, Refused
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.commit_log import CommitLog
 from cyber0.network.consent import Limits
@@ -295,7 +295,7 @@ class Member:
             )
 
     def _mark(self, run: bytes) -> None:
-        """Note beside the key that it votes in this run, before it does so."""
+        """Note beside the key that it votes in this run: after the vote is stored, and before it is sent."""
         marks, self.marks = self.marks, None  # once
         if marks is not None:
             try:
@@ -429,11 +429,11 @@ class Member:
         if kept is None:
             mark = self.model.fingerprint() if number % self.settings.fingerprint_every == 0 else None
             vote, head = Vote(number, self._measured(number), mark), position.head
-            self._mark(position.identity.digest)
             kept = StoredVote(vote, head.commit, self.head, position.signature)
             self.store.save_vote(kept)
         elif kept.link != self.head:
             raise Refused(f"after {number} commits the federator's chain is not the one this client voted on")
+        self._mark(position.identity.digest)
         self._sent = number
         self.audits.voted(number, hashlib.sha256(kept.vote.scalars).digest())
         send(self.signed(kept.vote))
@@ -479,12 +479,15 @@ class Member:
         send(Done(self.commits, mark, sign(self._key, statement)))
 
     def snapshot(self) -> None:
-        """Store the weights, so that a restart needs only the commits after them."""
+        """Store the weights, so that a restart needs only the commits after them; a full disk is no reason to stop."""
         self._snapshot_at = self.commits
         weights = self.model.weights() if self.store.folder is not None else None
         if weights is not None and self.position is not None:
             facts = position_facts(self.position)
-            self.store.save_weights(weights, {**facts, "fingerprint": f"{self.model.fingerprint():016x}"})
+            try:
+                self.store.save_weights(weights, {**facts, "fingerprint": f"{self.model.fingerprint():016x}"})
+            except InvalidParameters as error:
+                self.notice(Said(f"{error}: this client goes on, and would replay more after a restart", "warning"))
 
     def _restore(self) -> None:
         known = self.store.load_run()

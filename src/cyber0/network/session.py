@@ -13,7 +13,7 @@ from typing import Any
 
 from cryptography import x509
 
-from cyber0.errors import InvalidEvidence, Refused, RejectedMessage, Unreachable
+from cyber0.errors import InvalidEvidence, InvalidParameters, Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.channel import Credentials
@@ -237,7 +237,12 @@ def _training_on(samples: int, held: int, deal: str | None) -> str:
 def _outcome(member: Member, out: Path | None) -> Outcome:
     weights = member.model.weights()
     if out is not None and weights is not None:
-        weights.write(out)
+        try:
+            weights.write(out)
+        except InvalidParameters as error:
+            if kept := member.store.file_of(member.model.fingerprint()):
+                error.add_note(f"the same weights are in {kept}")
+            raise
     accuracy, loss = (None, None) if member.evaluation is None else (member.evaluation.accuracy, member.evaluation.loss)
     reason = "" if member.bye is None else member.bye.reason
     found = member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head

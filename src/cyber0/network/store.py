@@ -195,6 +195,12 @@ class Store:
             return None
         return weights, weights.header.get("__metadata__", {})
 
+    def file_of(self, fingerprint: int) -> Path | None:
+        """Return the file that has the weights of this fingerprint; None if none was stored."""
+        found = self.load_weights()
+        same = found is not None and found[1].get("fingerprint") == f"{fingerprint:016x}"
+        return self._snapshot(self.folder) if same and self.folder is not None else None
+
     @staticmethod
     def _snapshot(folder: Path) -> Path:
         return folder / "weights.safetensors"

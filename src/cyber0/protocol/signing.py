@@ -3,7 +3,6 @@
 A public key is written in few bytes: 33 for P-256 (its compressed point), 32 for Ed25519.
 """
 
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from cyber0.errors import InvalidSigner
+from cyber0.files import write_atomically
 
 __all__ = ["PrivateKey", "PublicKey", "encoded", "is_by", "key_beside", "new_key", "private_key", "public_key", "sign"]
 
@@ -86,14 +86,11 @@ def key_beside(path: Path, like: Path | None = None) -> PrivateKey:
     >>> encoded(key_beside(path).public_key()) == encoded(key_beside(path).public_key())
     True
     """
-    with suppress(FileExistsError):
+    if not path.exists():
         try:
             made = new_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
             data = made if like is None else like.read_bytes()
-            path.touch(mode=0o600, exist_ok=False)
-            path.write_bytes(data)
-        except FileExistsError:
-            raise
+            write_atomically(path, data, mode=0o600)  # a key that was cut short would be in the way for good
         except OSError as error:
             raise InvalidSigner(f"cannot write the key {path}: {error.strerror}") from None
     return private_key(path)
