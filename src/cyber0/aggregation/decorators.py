@@ -113,7 +113,8 @@ def refuse_nonfinite(vectors: Any) -> None:
     if not on_host(vectors) or not (vectors.dtype.kind == "f" if _is_numpy(vectors) else vectors.is_floating_point()):
         return
     rows: Any = widened(vectors)
-    if not np.isfinite(np.vdot(rows, rows)) and not np.isfinite(rows).all():  # the first is faster, and may overflow
+    squares = float(np.vdot(rows, rows))  # pyright: ignore[reportUnknownArgumentType]
+    if not math.isfinite(squares) and not np.isfinite(rows).all():  # the first is faster, and may overflow
         raise InvalidAggregation("vectors holds a value that is not finite: leave such vectors out")
 
 

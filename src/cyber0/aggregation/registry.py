@@ -190,16 +190,16 @@ def is_isometric(rule: Rule) -> bool:
     return all(is_isometric_step(step.func if isinstance(step, partial) else step) for step in steps)
 
 
-def _name(step: Rule) -> str:
+def _name(step: Any) -> str:
     if isinstance(step, Composition):
         return step.name
     known: dict[str, Any] = {**RULES, **PREAGGREGATIONS}
-    function, options = (step.func, step.keywords) if isinstance(step, partial) else (step, None)
+    given: Any = step
+    function, options = (given.func, given.keywords) if isinstance(step, partial) else (given, None)
     for name, older in (named for version in OLDER for named in _older(version)):
         if function is older:  # the version of a rule is said elsewhere
             return registry.name_of(known[name] if options is None else partial(known[name], **options), known)
-    named: Any = step
-    return registry.name_of(named, known)
+    return registry.name_of(given, known)
 
 
 def _instance(step: Rule) -> Rule:
