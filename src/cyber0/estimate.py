@@ -201,7 +201,7 @@ def _doubled(objective: _Objective) -> "_Objective | None":
         return None
     batch = trees.tree_map(_in_double, objective.batch)
     doubled = _Objective(parameters, objective.losses, batch)
-    named = cast("Iterator[tuple[str, torch.Tensor]]", doubled.named_buffers())
+    named = doubled.named_buffers()
     doubled.buffers_ = {name: _in_double(buffer) for name, buffer in named if buffer.dtype == torch.float32}
     weights = {name: tensor.detach().double() for name, tensor in parameters.tensors.items()}
     try:
