@@ -2,8 +2,8 @@
 
 Theorem 2 (Lipschitz objective functions) states a bound on the squared gradient of the honest clients' loss, averaged
 over the rounds, with probability 1 - delta. As printed it is false: docs/theory.md has a counterexample. Its conditions
-are (a) a small learning rate, at most `largest_lr`, and (b) many directions, at least `least_directions`; `theorem_2` is
-the bound. It depends on the rule by its kappa (Definition 2), `proven_kappa`.
+are (a) a small learning rate, at most `largest_lr`, and (b) many directions, at least `least_directions`; `theorem_2`
+is the bound. It depends on the rule by its kappa (Definition 2), `proven_kappa`.
 
 >>> least_directions(honest=30, rounds=400, local_epochs=1, delta=0.05)  # the MNIST study, which uses 64
 836
