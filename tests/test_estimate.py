@@ -163,20 +163,71 @@ def float64_estimate(model, batch, key, mu):
     return d * (loss(w + mu * z) - loss(w - mu * z)) / (2 * mu)
 
 
+def in_float32(model, batch):
+    """The same losses, rounded: a model that cannot be computed in float64 is not."""
+    return classification(model, batch).float()
+
+
+def error_of(losses, model, batch, count=40, mu=1e-3):
+    """The median relative error to float64, along each of some directions."""
+    keys, step = keys_of(count), float(np.float32(mu))
+    exact = np.array([float64_estimate(model, batch, key, step) for key in keys])
+    ours = estimate(Parameters.of(model), losses, batch, keys, mu=mu, family="sphere") * len(keys)
+    return np.median(np.abs(ours - exact) / np.abs(exact))
+
+
 def test_float32_cancellation_does_not_eat_the_estimate():
-    """At mu = 1e-3 on digits: median relative error to float64 under 0.5 %, and less than with means first."""
+    """At mu = 1e-3 on digits, in float32: an error under 0.5 %, and less than with means first."""
     model, batch = digits()
-    parameters, keys, mu = Parameters.of(model), keys_of(40), float(np.float32(1e-3))
-    exact = np.array([float64_estimate(model, batch, key, mu) for key in keys])
-    ours = estimate(parameters, classification, batch, keys, mu=mu, family="sphere") * len(keys)
-
-    def mean_first(model, batch):
-        return classification(model, batch).mean().reshape(1)
-
-    naive = estimate(parameters, mean_first, batch, keys, mu=mu, family="sphere") * len(keys)
-    error, naive_error = (np.median(np.abs(x - exact) / np.abs(exact)) for x in (ours, naive))
+    error = error_of(in_float32, model, batch)
     assert error < 5e-3
-    assert error < naive_error
+    assert error < error_of(lambda model, batch: in_float32(model, batch).mean().reshape(1), model, batch)
+
+
+@pytest.mark.parametrize("scale", [1, 40, 300, 2000])
+def test_a_small_model_is_exact_however_large_its_loss_is(scale):
+    model, batch = digits()
+    with torch.no_grad():
+        model.weight.copy_(scale * torch.randn(model.weight.shape, generator=torch.Generator().manual_seed(0)) / 28)
+    assert error_of(classification, model, batch) < 1e-5
+    assert error_of(in_float32, model, batch) > 100 * error_of(classification, model, batch)
+
+
+class Stubborn(torch.nn.Module):
+    """A model with a matrix of its own in float32, which is neither a parameter nor a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.mixing = torch.nn.Linear(3, 3), torch.eye(3)
+
+    def forward(self, inputs):
+        return self.linear(inputs) @ self.mixing
+
+
+def test_a_model_that_refuses_float64_is_computed_as_it_is():
+    torch.manual_seed(0)
+    model, batch = Stubborn(), (torch.randn(8, 3), torch.randint(3, (8,)))
+    plain = torch.nn.Linear(3, 3)
+    plain.load_state_dict(model.linear.state_dict())
+    options = {"mu": 1e-2, "family": "sphere"}
+    stubborn = estimate(Parameters.of(model), classification, batch, keys_of(4), **options)
+    exact = estimate(Parameters.of(plain), classification, batch, keys_of(4), **options)
+    assert 0 < np.abs(stubborn - exact).max() < 1e-3 * np.abs(exact).max()
+
+
+def test_buffers_are_doubled_with_the_weights():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).eval()
+    batch = torch.randn(8, 3), torch.randint(3, (8,))
+    found = []
+
+    def losses(model, batch):
+        found.append(classification(model, batch))
+        return found[-1]
+
+    estimate(Parameters.of(model), losses, batch, keys_of(2), mu=1e-3)
+    assert {each.dtype for each in found} == {torch.float64}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32, torch.int64}
 
 
 @pytest.mark.parametrize(("mu", "method"), [(1e-3, "auto"), (0.0, "forward"), (0.0, "backward")])

@@ -35,6 +35,7 @@ Losses = Callable[[Any, Any], torch.Tensor]
 
 Method = Literal["auto", "forward", "backward"]
 METHODS = ("auto", "forward", "backward")
+DOUBLE_UP_TO = 2**22  # parameters of a model that is computed in float64: for larger ones that takes too much memory
 
 
 def estimate(
@@ -50,7 +51,8 @@ def estimate(
 ) -> NDArray[np.float32]:
     """Return a client's vote on its batch: one number for each direction. The weights are never written.
 
-    With mu > 0, two forward passes per direction, at w + mu z and w - mu z. With mu = 0, the exact derivative:
+    With mu > 0, two forward passes per direction, at w + mu z and w - mu z; a model with up to 2**22 parameters, all of
+    them float32, is computed in float64, if it can be. With mu = 0, the exact derivative:
     `forward` by forward-mode differentiation, without a backward pass; `backward` by one backward pass and a
     projection on each direction. `auto` is `backward`, which was faster in every case measured, even for one direction
     (benchmarks/estimate.py); `forward` needs no memory for activations.
@@ -97,6 +99,7 @@ class _Objective(torch.nn.Module):
         if parameters.module is None:
             raise InvalidEstimate("an estimate needs a torch module: build the parameters with Parameters.of(module)")
         self.model, self.parameters_, self.losses, self.batch = parameters.module, parameters, losses, batch
+        self.buffers_: dict[str, torch.Tensor] = {}  # in place of the model's own
 
     def forward(self) -> torch.Tensor:
         losses = self.losses(self.model, self.batch)
@@ -110,22 +113,24 @@ class _Objective(torch.nn.Module):
 
     def at(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the losses with `weights` in place of the model's own."""
-        return call_with(self, {f"model.{name}": w for name, w in weights.items()})
+        return call_with(self, {**{f"model.{name}": w for name, w in weights.items()}, **self.buffers_})
 
 
 def call_with(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], *inputs: Any) -> Any:
-    """Call a module with other tensors in place of its parameters, wherever these are used.
+    """Call a module with other tensors in place of its parameters and buffers, wherever these are used.
 
     >>> call_with(torch.nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, torch.ones(2)).item()
     2.0
     """
-    found = {id(parameter): weights[name] for name, parameter in module.named_parameters() if name in weights}
     root: Any = module
+    held = (*root.named_parameters(), *root.named_buffers())
+    found = {id(tensor): weights[name] for name, tensor in held if name in weights}
     places: dict[str, torch.Tensor] = {
-        f"{path}.{name}" if path else name: found[id(parameter)]
+        f"{path}.{name}" if path else name: found[id(tensor)]
         for path, owner in root.named_modules()  # each once: torch restores a module that has two names wrongly
-        for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False)
-        if id(parameter) in found
+        for named in (owner.named_parameters, owner.named_buffers)
+        for name, tensor in named(recurse=False, remove_duplicate=False)
+        if id(tensor) in found
     }
     return functional_call(module, places, inputs, tie_weights=False)
 
@@ -170,30 +175,65 @@ def _two_point(
     backend: str | Backend | None,
 ) -> NDArray[np.float64]:
     """(F(w + mu z) - F(w - mu z)) / (2 mu) for each direction."""
-    plus, minus = (
-        {name: torch.empty_like(tensor) for name, tensor in objective.parameters_.tensors.items()} for _ in range(2)
-    )
     with torch.no_grad():
+        doubled = _doubled(objective)
+        measured, perturbed = (objective, _perturbed) if doubled is None else (doubled, _perturbed_doubles)
         values: list[float] = []
-        for index in _perturbed(objective.parameters_, keys, mu, family, backend, plus, minus):
-            above, below = objective.at(plus), objective.at(minus)
-            _check_finite(objective, above, index)
-            _check_finite(objective, below, index)
+        for index, (plus, minus) in enumerate(perturbed(objective.parameters_, keys, mu, family, backend)):
+            above, below = measured.at(plus), measured.at(minus)
+            _check_finite(objective, above.float(), index)  # what float32 cannot hold is no loss to learn from
+            _check_finite(objective, below.float(), index)
             # The mean over samples of differences formed per sample: the two losses share most of their digits.
             values.append(float((above.double() - below.double()).mean()))
     return np.array(values) / (2 * float(np.float32(mu)))
 
 
+def _doubled(objective: _Objective) -> "_Objective | None":
+    """Return the same objective on inputs and buffers in float64; None where it is to be computed as it is.
+
+    Two losses at w + mu z and w - mu z share most of their digits. In float32 what is left of a loss of 50 at mu = 1e-3
+    has an error of 1%, which grows with the loss. So small models are computed in float64. A model that has numbers of
+    its own in float32 may refuse that, and is left as it is.
+    """
+    parameters = objective.parameters_
+    small = parameters.size <= DOUBLE_UP_TO and parameters.device.type != "mps"  # which has no float64
+    if not small or any(flat.dtype != torch.float32 for _, flat in parameters):
+        return None
+    batch = trees.tree_map(_in_double, objective.batch)
+    doubled = _Objective(parameters, objective.losses, batch)
+    named = doubled.named_buffers()
+    doubled.buffers_ = {name: _in_double(buffer) for name, buffer in named if buffer.dtype == torch.float32}
+    weights = {name: tensor.detach().double() for name, tensor in parameters.tensors.items()}
+    try:
+        return doubled if doubled.at(weights).dtype == torch.float64 else None
+    except Exception:  # whatever it is: if it has another cause, float32 meets it too
+        return None
+
+
+def _in_double(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+
+
+def _perturbed_doubles(
+    parameters: Parameters, keys: Sequence[DirectionKey], mu: float, family: Family, backend: str | Backend | None
+) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+    """Return w + mu z and w - mu z in float64, for one direction after the other."""
+    step = float(np.float32(mu))
+    weights = [(entry, flat.detach().double()) for entry, flat in parameters]
+    for key in keys:
+        z = sample(key, parameters.size, family=family, backend=backend, device=parameters.device)
+        moved = [(e, w, step * z[e.start : e.start + e.size].to(w.device).double()) for e, w in weights]
+        yield (
+            {entry.name: (w + move).view(entry.shape) for entry, w, move in moved},
+            {entry.name: (w - move).view(entry.shape) for entry, w, move in moved},
+        )
+
+
 def _perturbed(
-    parameters: Parameters,
-    keys: Sequence[DirectionKey],
-    mu: float,
-    family: Family,
-    backend: str | Backend | None,
-    plus: dict[str, torch.Tensor],
-    minus: dict[str, torch.Tensor],
-) -> Iterator[int]:
-    """Write w + mu z and w - mu z into the scratch tensors, for one direction after the other."""
+    parameters: Parameters, keys: Sequence[DirectionKey], mu: float, family: Family, backend: str | Backend | None
+) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+    """Return w + mu z and w - mu z in two sets of scratch tensors, for one direction after the other."""
+    plus, minus = ({name: torch.empty_like(tensor) for name, tensor in parameters.tensors.items()} for _ in range(2))
     devices = {device_of(flat) for _, flat in parameters}
     prepared = {device: prepare(keys, [mu] * len(keys), family, parameters.size, backend, device) for device in devices}
     for index in range(len(keys)):
@@ -201,7 +241,7 @@ def _perturbed(
             chosen, packed = prepared[device_of(flat)]
             up, down = plus[entry.name].view(-1), minus[entry.name].view(-1)
             chosen.move(flat, packed[index : index + 1], entry.start, up, down)
-        yield index
+        yield plus, minus
 
 
 def _check_finite(objective: _Objective, losses: torch.Tensor, index: int | None = None) -> None:

@@ -1,9 +1,9 @@
 """The conditions and the bound of Theorem 2 of the CyBeR-0 paper, as functions.
 
-Theorem 2 (Lipschitz objective functions) bounds the squared gradient of the honest clients' loss, averaged over the
-rounds, with probability 1 - delta. Its conditions are (a) a small learning rate, at most `largest_lr`, and (b) many
-directions, at least `least_directions`; `theorem_2` is the bound. It depends on the rule by its kappa (Definition 2),
-`proven_kappa`.
+Theorem 2 (Lipschitz objective functions) states a bound on the squared gradient of the honest clients' loss, averaged
+over the rounds, with probability 1 - delta. As printed it is false: docs/theory.md has a counterexample. Its conditions
+are (a) a small learning rate, at most `largest_lr`, and (b) many directions, at least `least_directions`; `theorem_2`
+is the bound. It depends on the rule by its kappa (Definition 2), `proven_kappa`.
 
 >>> least_directions(honest=30, rounds=400, local_epochs=1, delta=0.05)  # the MNIST study, which uses 64
 836
@@ -118,7 +118,9 @@ def theorem_2(
     kappa: float,
     delta: float,
 ) -> Bound:
-    """Return the bound of Theorem 2, as the paper states it, for directions on the sphere and mu > 0.
+    """Return the bound of Theorem 2 as the paper prints it, for directions on the sphere and mu > 0.
+
+    It is no bound: its proof loses a factor 4 / (lr K) of the last three terms, see docs/theory.md.
 
     >>> run = {"rounds": 100, "local_epochs": 1, "dimension": 100, "lr": 0.01, "mu": 0.5, "delta": 0.05}
     >>> bound = theorem_2(Constants(divergence=0.0), honest=10, directions=1000, kappa=0.0, **run)

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from cyber0.aggregation import PREAGGREGATIONS, RULES, cwtm, get_rule, krum, median
+from cyber0.aggregation.decorators import _nan_if_nonfinite
+from cyber0.errors import InvalidAggregation
 from cyber0.testing import check_rule, measured_kappa, worst_case
 from cyber0.theory import proven_kappa
 
@@ -95,3 +98,24 @@ def test_a_choice_by_position_is_found_out() -> None:
 def test_a_rule_less_robust_than_claimed_is_found_out() -> None:
     with pytest.raises(AssertionError, match=r"krum is not 0\.5-robust: a kappa of 1\.\d+ was measured"):
         check_rule(krum, kappa=0.5)
+
+
+@pytest.mark.parametrize("name", [*RULES, "nnm+cwtm", "clip+median", "bucketing+krum"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_every_rule_refuses_what_is_not_finite(name: str, value: float) -> None:
+    votes = np.random.default_rng(0).standard_normal((2, 13, 3))
+    votes[1, 4, 2] = value
+    for given in (votes, votes[1], votes.astype(np.float32), torch.tensor(votes), torch.tensor(votes).bfloat16()):
+        with pytest.raises(InvalidAggregation, match="holds a value that is not finite: leave such vectors out"):
+            get_rule(name)(given, 2)
+
+
+def test_a_users_rule_is_not_shown_what_is_not_finite() -> None:
+    with pytest.raises(InvalidAggregation, match="not finite"):
+        get_rule(plain_mean)(np.array([[1.0], [np.nan], [2.0]]), 1)
+
+
+def test_a_result_on_a_device_is_nan_where_its_vectors_are_not_finite() -> None:
+    rows = torch.tensor([[[1.0], [2.0]], [[1.0], [torch.inf]]])
+    assert _nan_if_nonfinite(rows, torch.ones(2, 1)).isnan().tolist() == [[False], [True]]
+    assert _nan_if_nonfinite(rows, torch.ones(2, 2, 1)).isnan().tolist() == [[[False], [False]], [[True], [True]]]

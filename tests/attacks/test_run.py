@@ -86,7 +86,7 @@ def test_context_is_no_option(monkeypatch):
     for name in ("round", "seed", "report", "model"):
         with pytest.raises(UnknownName, match=f"unknown option '{name}' of in-context: use one of volume"):
             get_attack(f"in-context({name}=1)")
-    with pytest.raises(UnknownName, match=r"unknown option 'report' of foe: use one of omega, search, target"):
+    with pytest.raises(UnknownName, match=r"unknown option 'report' of foe: use one of omega, range, search, target"):
         get_attack("foe(report=1)")
 
 

@@ -6,11 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyber0.aggregation import PREAGGREGATIONS, RULES, get_rule, is_isometric
+from cyber0.aggregation import PREAGGREGATIONS, RULES, get_rule, is_isometric, to_numpy
+from cyber0.attacks import AttackRun, get_attack
 from cyber0.attacks.scene import observe
 from cyber0.attacks.search import SEARCHES, both, grid, line, zoom
 from cyber0.attacks.shortcuts import in_few_dimensions, trimmed_with_equal_lies
 from cyber0.attacks.strength import distance_of, unit_of
+from cyber0.errors import InvalidAttack
 
 
 def traced(function, search=line):
@@ -177,3 +179,29 @@ def test_large_vectors_are_handed_to_the_rule_in_blocks():
     distance_of(scene, scene.deviation, rule, 10)(np.linspace(0, 1, 16))
     assert len(sizes) > 1
     assert max(sizes) <= 2**20
+
+
+@pytest.mark.parametrize("search", sorted(SEARCHES))
+@pytest.mark.parametrize("rule", ["cwtm", "krum", "nnm+cwtm"])
+@pytest.mark.parametrize("library", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("width", [8, 200])  # 200: more than four for each client, searched in fewer dimensions
+def test_a_search_with_a_range_tries_no_omega_above_it(search, rule, library, width):
+    votes = library(np.random.default_rng(0).normal(1.0, 1.0, (3, 12, width)))
+    found = {}
+    for limit in (0.5, 2.0, 1e9):
+        run = AttackRun(f"foe(search='{search}', range={limit})", seed=0)
+        run.mount(votes, range(9, 12), get_rule(rule), 3, round=0)
+        found[limit] = to_numpy(run.reports["omega"])
+        assert (found[limit] <= limit).all()
+    free = AttackRun(f"foe(search='{search}')", seed=0)
+    free.mount(votes, range(9, 12), get_rule(rule), 3, round=0)
+    assert (found[1e9] == to_numpy(free.reports["omega"])).all()  # a range that is wide enough changes nothing
+    assert found[0.5] == pytest.approx(0.5)  # a small lie moves every rule the farther, the larger it is
+
+
+def test_a_range_is_positive_and_stands_in_for_no_omega():
+    votes, rule, rng = np.ones((4, 2)), get_rule("cwtm"), np.random.default_rng(0)
+    with pytest.raises(InvalidAttack, match=r"range = 0: the largest omega to try must be above 0"):
+        get_attack("foe(range=0)")(votes, [3], rule, 1, rng)
+    with pytest.raises(InvalidAttack, match=r"omega = 2 and range = 3: give one of them"):
+        get_attack("alie(omega=2, range=3)")(votes, [3], rule, 1, rng)

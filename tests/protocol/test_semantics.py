@@ -85,5 +85,5 @@ def test_a_run_is_continued_by_the_rule_of_its_version(version, asked):
 
 def test_a_version_that_is_not_known_here_is_refused():
     run = replace(signed_run(), semantics=registry.SEMANTICS + 1)
-    with pytest.raises(InvalidIdentity, match="semantics = 2: this version of cyber0 knows 1 to 1"):
+    with pytest.raises(InvalidIdentity, match="semantics = 3: this version of cyber0 knows 1 to 2"):
         Identity.from_bytes(run.to_bytes(), run.roster.to_bytes())

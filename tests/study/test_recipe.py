@@ -38,6 +38,13 @@ def test_table1_is_the_papers():
     }
 
 
+def test_table1_uses_no_seed_that_its_choices_were_made_on():
+    recipe = get_recipe("table1")
+    assert {job.config.seed for job in jobs_of(recipe, {})} == set(range(10, 20))
+    for name in ("table1-choice", "table1-k1", "table1-k2", "table1-k3-unbiased", "table1-k5", "foe-range"):
+        assert not set(get_recipe(name).every_seed) & set(recipe.every_seed)
+
+
 def test_exclusions_labels_and_cells_beside_the_grid():
     recipe = Recipe.of(
         {
@@ -63,7 +70,7 @@ def test_extends_replaces_keys_of_base_and_axes_and_all_else_whole(tmp_path):
     )
     recipe = get_recipe(str(tmp_path / "mine.toml"))
     assert len(recipe.cells()) == 2 * 6 + 2
-    assert recipe.base == {"rounds": 7, "alpha": 0.1}
+    assert recipe.base == {"rounds": 7, "alpha": 0.1, "local_epochs": 3, "scheme": "biased"}
     (tmp_path / "own.toml").write_text(f'extends = "{tmp_path}/own.toml"\n')
     with pytest.raises(InvalidConfig, match="cannot extend itself"):
         get_recipe(str(tmp_path / "own.toml"))
@@ -85,6 +92,7 @@ def test_extends_replaces_keys_of_base_and_axes_and_all_else_whole(tmp_path):
         ({"axes": {"rule": ["mean"]}, "table": {"rows": ["rule"], "columns": ["attack"]}}, "unknown axis 'attack'"),
         ({"axes": {"rule": ["mean"]}, "figures": [{"name": "A b", "title": "", "line": []}]}, "figures.0.name = 'A b'"),
         ({"axes": {"rule": ["mean"]}, "seeds": 0}, "seeds = 0"),
+        ({"axes": {"rule": ["mean"]}, "first_seed": -1}, "first_seed = -1"),
         ({"axes": {"rule": ["mean"]}, "also": [{"labels": {}, "values": {}}]}, "has no label on 'rule'"),
         ({"axis": {"rule": ["mean"]}}, "unknown key 'axis' of a study"),
         ({"axes": 3}, "axes = 3"),

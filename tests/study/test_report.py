@@ -102,8 +102,8 @@ def test_the_claims_of_table_1_are_on_the_page():
     results = table1(seeds=1)
     recipe = results.recipe.model_copy(update={"figures": results.recipe.figures[:1]})
     text = Page(render(Results(recipe, results.frame))).text
-    assert "not for cyber0 with CWTM under SF (59.2 from 71.2)" in text
-    assert text.count("Our numbers") == 4
+    assert "not for cyber0 with CWTM under SF (59.2 from 71.2, \N{MINUS SIGN}16.4 to \N{MINUS SIGN}7.6)" in text
+    assert text.count("Our numbers") == 8
 
 
 def test_writing_again_changes_no_byte_whatever_the_order_of_the_runs(tmp_path):

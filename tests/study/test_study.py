@@ -184,7 +184,7 @@ def test_a_reason_that_runs_share_is_said_once(tmp_path):
         (["quick", "--set", "rounds="], "write key=value"),
         (["quick", "--set", "ruonds=3"], "unknown key 'ruonds'"),
         (["quick", "--set", "rounds=0"], "rounds = 0"),
-        (["quick", "--set", "seed=3"], "say how many by --seeds"),
+        (["quick", "--set", "seed=3"], "say which seeds by --seeds and --first-seed"),
         (["quick", "--set", "base.rounds=3"], "write rounds=3"),
         (["quick", "--set", "title=mine"], "write a recipe that extends it"),
         (["quick", "--set", "partition=iit"], "unknown partition 'iit'"),

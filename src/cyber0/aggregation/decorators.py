@@ -4,6 +4,9 @@ The decorated function is given a contiguous float64 array `[..., n, k]` with 0 
 arrays and for tensors on the CPU (whose memory it shares), else a tensor on the same device. In float64 no square and
 no sum of float32 numbers overflows. A float64 input beyond 2**400, or nowhere above 2**-400, is multiplied by a power
 of two, which is exact, and the result is divided by it: every rule commutes with that.
+
+A value that is not finite is refused. On a device, where asking would stall it, the result of such a set of vectors is
+NaN throughout.
 """
 
 import math
@@ -21,7 +24,17 @@ from cyber0.aggregation.rows import ABOVE, BELOW, namespace, safe_scale
 from cyber0.aggregation.rule import Rule
 from cyber0.errors import InvalidAggregation
 
-__all__ = ["check_shape", "convert_like", "in_range", "is_isometric_step", "like", "on_host", "on_rows", "widened"]
+__all__ = [
+    "check_shape",
+    "convert_like",
+    "in_range",
+    "is_isometric_step",
+    "like",
+    "on_host",
+    "on_rows",
+    "refuse_nonfinite",
+    "widened",
+]
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST = float(np.finfo(np.float64).max)
@@ -49,12 +62,16 @@ def on_rows(*, squares: bool = True, lengths: tuple[str, ...] = (), isometric: b
             rows = widened(vectors)
             check_shape(rows.shape, byzantine)
             given = _given(lengths, options)
-            needed = squares if _is_numpy(rows) else vectors.dtype.itemsize == 8
-            scale = _scale(rows) if needed else None
+            host = _is_numpy(rows)
+            if host:
+                refuse_nonfinite(rows)
+            scale = _scale(rows) if (squares if host else vectors.dtype.itemsize == 8) else None
             if scale is None:
-                return like(vectors, function(rows, byzantine, **options))
-            options |= {name: length * scale for name, length in given.items()}
-            return like(vectors, _unscaled(function(rows * scale, byzantine, **options), scale))
+                result = function(rows, byzantine, **options)
+            else:
+                options |= {name: length * scale for name, length in given.items()}
+                result = _unscaled(function(rows * scale, byzantine, **options), scale)
+            return like(vectors, result if host else _nan_if_nonfinite(rows, result))
 
         if isometric:
             ISOMETRIC.add(rule)
@@ -84,6 +101,28 @@ def widened(vectors: Any) -> Any:
         if xp.isdtype(vectors.dtype, "real floating"):
             return xp.astype(vectors, xp.float64)
     raise InvalidAggregation(f"vectors is {vectors.dtype}: give floating-point numbers")
+
+
+def refuse_nonfinite(vectors: Any) -> None:
+    """Refuse vectors that hold a value that is not finite; those on a device are not looked at, which would stall it.
+
+    >>> refuse_nonfinite(np.array([[1.0], [np.nan]]))
+    Traceback (most recent call last):
+    cyber0.errors.InvalidAggregation: vectors holds a value that is not finite: leave such vectors out
+    """
+    if not on_host(vectors) or not (vectors.dtype.kind == "f" if _is_numpy(vectors) else vectors.is_floating_point()):
+        return
+    rows: Any = widened(vectors)
+    squares = float(np.vdot(rows, rows))  # pyright: ignore[reportUnknownArgumentType]
+    if not math.isfinite(squares) and not np.isfinite(rows).all():  # the first is faster, and may overflow
+        raise InvalidAggregation("vectors holds a value that is not finite: leave such vectors out")
+
+
+def _nan_if_nonfinite(rows: Any, result: Any) -> Any:
+    """Return a result that is NaN throughout for every set of vectors that holds a value that is not finite."""
+    xp = namespace(rows)
+    finite = xp.all(xp.all(xp.isfinite(rows), axis=-1), axis=-1)[..., None]
+    return xp.where(finite if result.ndim < rows.ndim else finite[..., None], result, xp.nan)
 
 
 def on_host(vectors: Any) -> bool:
@@ -150,8 +189,6 @@ def _scale(rows: Any) -> Any:
     if rows.ndim == 2 and xp is np and rows.size * BELOW**2 < np.vdot(rows, rows) < ABOVE**2:
         return None  # fastest: where the sum of squares is in this range, so is the largest value
     peak = xp.max(xp.abs(rows), axis=(-2, -1), keepdims=True)
-    if xp is np and not np.isfinite(peak).all():
-        raise InvalidAggregation("vectors holds a value that is not finite: leave such vectors out")
     return safe_scale(peak)
 
 

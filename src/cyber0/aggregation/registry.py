@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from cyber0 import registry
-from cyber0.aggregation.decorators import convert_like, is_isometric_step, like, on_host, widened
+from cyber0.aggregation.decorators import convert_like, is_isometric_step, like, on_host, refuse_nonfinite, widened
 from cyber0.aggregation.pre.bucketing import bucketing
 from cyber0.aggregation.pre.clip import clip
 from cyber0.aggregation.pre.nnm import nnm
@@ -16,7 +16,7 @@ from cyber0.aggregation.rule import Rule, RuleWithMemory
 from cyber0.aggregation.rules.bulyan import bulyan
 from cyber0.aggregation.rules.centered_clipping import CenteredClippingPrevious, centered_clipping
 from cyber0.aggregation.rules.coordinatewise import cwtm, mean, median
-from cyber0.aggregation.rules.geometric_median import geometric_median
+from cyber0.aggregation.rules.geometric_median import geometric_median, geometric_median_1
 from cyber0.aggregation.rules.krum import krum, multikrum
 from cyber0.aggregation.rules.meamed import meamed
 from cyber0.aggregation.rules.minimum_diameter import minimum_diameter
@@ -50,8 +50,8 @@ RULES: dict[str, Rule] = {
 }
 PREAGGREGATIONS: dict[str, Rule] = {"bucketing": bucketing, "clip": clip, "nnm": nnm}
 ALIASES = {"trimmed_mean": "cwtm"}
-SEMANTICS = 1  # of what rules compute, to the bit: raised when one changes, and its older self goes to OLDER
-OLDER: dict[int, dict[str, Rule]] = {}  # by version: the steps that were different up to it
+SEMANTICS = 2  # of what rules compute, to the bit: raised when one changes, and its older self goes to OLDER
+OLDER: dict[int, dict[str, Rule]] = {1: {"geometric_median": geometric_median_1}}  # by version: what differed up to it
 OURS = (*RULES.values(), *PREAGGREGATIONS.values())
 
 PLUS = re.compile(r"\+(?![^(]*\))")  # one that joins two steps, not one inside parentheses
@@ -94,6 +94,7 @@ class Composition:
         return self.rule(vectors, byzantine, **options)
 
     def _run_checked(self, vectors: Any, byzantine: int, options: dict[str, Any]) -> Any:
+        refuse_nonfinite(vectors)
         with calling(self.name):
             if isinstance(self.rule, RuleWithMemory) and "memory" not in options:
                 options = {**options, "memory": self.rule.begin()}
@@ -189,8 +190,16 @@ def is_isometric(rule: Rule) -> bool:
     return all(is_isometric_step(step.func if isinstance(step, partial) else step) for step in steps)
 
 
-def _name(step: Rule) -> str:
-    return step.name if isinstance(step, Composition) else registry.name_of(step, {**RULES, **PREAGGREGATIONS})
+def _name(step: Any) -> str:
+    if isinstance(step, Composition):
+        return step.name
+    known: dict[str, Any] = {**RULES, **PREAGGREGATIONS}
+    given: Any = step
+    function, options = (given.func, given.keywords) if isinstance(step, partial) else (given, None)
+    for name, older in (named for version in OLDER for named in _older(version)):
+        if function is older:  # the version of a rule is said elsewhere
+            return registry.name_of(known[name] if options is None else partial(known[name], **options), known)
+    return registry.name_of(given, known)
 
 
 def _instance(step: Rule) -> Rule:

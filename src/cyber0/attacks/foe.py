@@ -24,6 +24,7 @@ def foe(
     *,
     omega: float | None = None,
     search: str | None = None,
+    range: float | None = None,  # noqa: A002
     target: str = "rule",
     report: Report = unreported,
 ) -> Any:
@@ -31,7 +32,8 @@ def foe(
 
     `omega` fixes the strength. Otherwise a `search` ('zoom' by default, 'line', 'grid' or 'both') finds the omega that
     moves the aggregate farthest from the honest mean: the aggregate of the `target`, which is the 'rule' alone, or the
-    whole 'composition' with its pre-aggregations. The omega used is reported.
+    whole 'composition' with its pre-aggregations. With a `range` it tries no omega above it. The omega used is
+    reported.
 
     >>> import numpy as np
     >>> from cyber0.aggregation import get_rule
@@ -40,7 +42,7 @@ def foe(
     array([[-2., -5.]])
     """
     scene = observe(vectors, liars)
-    return pushed(scene, -scene.mean, rule, byzantine, omega, search, target, report)
+    return pushed(scene, -scene.mean, rule, byzantine, omega, search, range, target, report)
 
 
 def foe_nnm(
@@ -52,6 +54,7 @@ def foe_nnm(
     *,
     omega: float | None = None,
     search: str | None = None,
+    range: float | None = None,  # noqa: A002
     report: Report = unreported,
 ) -> Any:
     """`foe` against the whole composition, pre-aggregations included.
@@ -64,4 +67,5 @@ def foe_nnm(
     >>> bool((lies == foe(votes, liars, rule, 5, rng, target="composition")).all())
     True
     """
-    return foe(vectors, liars, rule, byzantine, rng, omega=omega, search=search, target="composition", report=report)
+    options: dict[str, Any] = {"omega": omega, "search": search, "range": range, "target": "composition"}
+    return foe(vectors, liars, rule, byzantine, rng, **options, report=report)

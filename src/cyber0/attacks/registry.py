@@ -42,7 +42,7 @@ def get_attack(name: str | Attack | type) -> Attack:
     True
     >>> get_attack("foe(omegas=2)")
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown option 'omegas' of foe: use one of omega, search, target (did you mean 'omega'?)
+    cyber0.errors.UnknownName: unknown option 'omegas' of foe: use one of ... (did you mean 'omega'?)
     """
     return registry.resolve("attack", name, ATTACKS, aliases=ALIASES, reserved=CONTEXT)
 

@@ -26,27 +26,29 @@ def pushed(
     byzantine: int,
     omega: float | None,
     search: str | None,
+    range: float | None,  # noqa: A002
     target: str,
     report: Report = unreported,
 ) -> Any:
     """Return what the liars send: mean + omega direction, with the omega given or the one that a search finds.
 
-    The omega used is reported, `[...]`: one for each scene of the batch.
+    A search with a `range` stops there: it tries no omega above. The omega used is reported, `[...]`: one for each
+    scene of the batch.
 
     >>> import numpy as np
     >>> from cyber0.aggregation import cwtm
     >>> from cyber0.attacks.scene import observe
-    >>> pushed(observe(np.array([[1.0], [3.0], [0.0]]), [2]), np.array([1.0]), cwtm, 1, 5.0, None, "rule")
+    >>> pushed(observe(np.array([[1.0], [3.0], [0.0]]), [2]), np.array([1.0]), cwtm, 1, 5.0, None, None, "rule")
     array([[7.]])
     """
     if target not in TARGETS:
         raise InvalidAttack(f"target = {target!r}: attack the 'rule' alone, or the whole 'composition'")
     attacked = compose(rule.rule) if target == "rule" and isinstance(rule, Composition) else rule
-    _check(omega, search)
+    _check(omega, search, range)
     if len(scene.liars) == 0:
         return scene.sent(scene.mean[..., None, :])
     if omega is None:
-        found = _searched(scene, direction, attacked, byzantine, search)
+        found = _searched(scene, direction, attacked, byzantine, search, range)
         report("omega", found[..., 0])
     else:
         found, xp = float(omega), namespace(scene.mean)
@@ -54,12 +56,17 @@ def pushed(
     return scene.sent((scene.mean + found * direction)[..., None, :])
 
 
-def _searched(scene: Scene, direction: Any, rule: Rule, byzantine: int, search: str | None) -> Any:
+def _searched(scene: Scene, direction: Any, rule: Rule, byzantine: int, search: str | None, limit: float | None) -> Any:
     """Return the strength that a search finds, `[..., 1]`."""
     n, k = scene.vectors.shape[-2:]
     seen, along = in_few_dimensions(scene, direction) if k > WIDE * n and is_isometric(rule) else (scene, direction)
-    omega, _ = SEARCHES[search or DEFAULT](distance_of(seen, along, rule, byzantine), unit_of(seen, along))
-    xp = namespace(scene.mean)
+    distance = distance_of(seen, along, rule, byzantine)
+
+    def limited(omegas: Any) -> Any:
+        return omegas if limit is None else namespace(omegas).clip(omegas, None, limit)
+
+    omega, _ = SEARCHES[search or DEFAULT](lambda omegas: distance(limited(omegas)), unit_of(seen, along))
+    omega, xp = limited(omega), namespace(scene.mean)
     return xp.asarray(omega, dtype=xp.float64, device=scene.mean.device)[..., None]
 
 
@@ -114,11 +121,16 @@ def _length(vectors: Any) -> Any:
     return xp.sqrt(xp.sum(vectors * vectors, axis=-1))
 
 
-def _check(omega: float | None, search: str | None) -> None:
+def _check(omega: float | None, search: str | None, limit: float | None) -> None:
     if search is not None and search not in SEARCHES:
         raise InvalidAttack(f"search = {search!r}: use one of {', '.join(sorted(SEARCHES))}")
+    if limit is not None:
+        check_factor("range", limit)
+        if limit <= 0:
+            raise InvalidAttack(f"range = {limit!r}: the largest omega to try must be above 0")
     if omega is None:
         return
-    if search is not None:
-        raise InvalidAttack(f"omega = {omega!r} and search = {search!r}: give one of them")
+    for name, given in (("search", search), ("range", limit)):
+        if given is not None:
+            raise InvalidAttack(f"omega = {omega!r} and {name} = {given!r}: give one of them")
     check_factor("omega", omega)

@@ -32,6 +32,9 @@ def study(
     ],
     out: Annotated[Path | None, typer.Option(help="The folder of the results. \\[default: studies/RECIPE]")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. \\[default: as in the recipe]")] = None,
+    first_seed: Annotated[
+        int | None, typer.Option(min=0, help="The first of the seeds. \\[default: as in the recipe]")
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="The folder of the data files, if they are not where runs look for them.")
     ] = None,
@@ -52,7 +55,7 @@ def study(
     show: Annotated[bool, typer.Option("--print-recipe", help="Show the recipe and stop.")] = False,
 ) -> None:
     """Play a grid of runs over several seeds and write its report. After a stop, the same command continues it."""
-    chosen = _changed(get_recipe(recipe), seeds, change or [])
+    chosen = _changed(get_recipe(recipe), {"seeds": seeds, "first_seed": first_seed}, change or [])
     if show:
         typer.echo(chosen.to_toml(), nl=False)
         return
@@ -60,7 +63,8 @@ def study(
         require(needed, extra="study")
     folder = out or Path("studies") / Path(recipe).stem
     here = _here(data, model, device)
-    asked = [f"--seeds {chosen.seeds}", *(f"--set {shlex.quote(text)}" for text in change or [])]
+    asked = [f"--seeds {chosen.seeds}", *([] if first_seed is None else [f"--first-seed {first_seed}"])]
+    asked += [f"--set {shlex.quote(text)}" for text in change or []]
     asked += [f"--only {shlex.quote(text)}" for text in only or []]
     asked += [f"--engine {engine}"] * (engine != "local") + ["--data DIR"] * (data is not None)
     asked += [f"--model {'DIR' if Path(model).is_dir() else shlex.quote(model)}"] if model else []
@@ -86,7 +90,7 @@ def _here(data: Path | None, model: str | None, device: str | None) -> dict[str,
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _changed(recipe: Recipe, seeds: int | None, changes: list[str]) -> Recipe:
+def _changed(recipe: Recipe, seeds: dict[str, int | None], changes: list[str]) -> Recipe:
     """Return the recipe with other seeds, and with the changes of --set in its base."""
     base = dict(recipe.base)
     for text in changes:
@@ -95,14 +99,14 @@ def _changed(recipe: Recipe, seeds: int | None, changes: list[str]) -> Recipe:
             raise InvalidConfig(f"--set {text!r}: write key=value, e.g. rounds=50")
         _check_change(recipe, text, key)
         base[key] = _value(value)
-    keys = recipe.model_dump(exclude_defaults=True) | {"base": base, "seeds": seeds or recipe.seeds}
-    return Recipe.of(keys)
+    keys = recipe.model_dump(exclude_defaults=True) | {"base": base}
+    return Recipe.of(keys | {key: value for key, value in seeds.items() if value is not None})
 
 
 def _check_change(recipe: Recipe, text: str, key: str) -> None:
     """Refuse a --set that names no key of a run, or one that would change nothing."""
     if key in ("seed", "seeds"):
-        raise InvalidConfig(f"--set {text!r}: the seeds of a study are 0 to seeds - 1; say how many by --seeds")
+        raise InvalidConfig(f"--set {text!r}: say which seeds by --seeds and --first-seed")
     if key.startswith("base."):
         raise InvalidConfig(
             f"--set {text!r}: write {text.strip().removeprefix('base.')}; it is the base that it changes"

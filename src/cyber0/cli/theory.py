@@ -95,7 +95,7 @@ def _conditions(run: dict[str, Any], directions: int, least: int, lr: float, lar
 
 
 def _bounds(constants: Constants, run: dict[str, Any], choices: list[int], least: int) -> Table:
-    title = f"Theorem 2: the bound on the average E |gradient|^2 (kappa = {run['kappa']:.3g})"
+    title = f"Theorem 2, as printed: the bound on the average E |gradient|^2 (kappa = {run['kappa']:.3g})"
     table = Table("directions", "epsilon", "start", "drift", "variance", "bias", "bound", title=title)
     names = ("honest", "rounds", "local_epochs", "delta")
     for directions in choices:

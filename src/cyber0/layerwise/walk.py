@@ -176,8 +176,8 @@ class Walk:
             pairs = self._loss_pairs(
                 batch, partial(perturbation_of, self.parameters, key, step, family, drift, self.backend)
             )
-        difference = (pairs[0] - pairs[1]).view(batch.clients, -1)  # per sample: two losses share most digits
-        return difference.mean(dim=1, dtype=torch.float64) / (2 * step)
+        difference = pairs[0].double() - pairs[1].double()  # per sample: two losses share most digits
+        return difference.view(batch.clients, -1).mean(dim=1) / (2 * step)
 
     def unperturbed(self, inputs: Tensor) -> Tensor:
         """Return the scores of the unperturbed model, in the arithmetic of the walk."""

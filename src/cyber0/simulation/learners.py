@@ -68,8 +68,10 @@ class Batched:
         """Return the votes of all clients together (Alg. 1, lines 3 to 11)."""
         plan, update, weights = self.plan, None, _weights(self.worlds)
         steps: list[Tensor] = []
+        z = self._directions(t, plan.epoch(0))
         for epoch in range(plan.local_epochs):
-            z = self._directions(t, plan.epoch(epoch))
+            if plan.epoch(epoch) != plan.epoch(0):
+                z = self._directions(t, plan.epoch(epoch))
             x, y = _batches(self.worlds, t, epoch, present)
             offsets = None if update is None else update * -plan.rate(t)
             step = slopes(self.task, self.parameters, weights, plan.mu, offsets, x, y, z) * self._scale()

@@ -93,7 +93,8 @@ class Recipe(BaseModel):
     model_config = STRICT
     title: str = "A study"
     note: str = Field("", description="What a reader should know: the choices made, and why.")
-    seeds: int = Field(5, ge=1, description="How many seeds, from 0 on.")
+    seeds: int = Field(5, ge=1, description="How many seeds.")
+    first_seed: int = Field(0, ge=0, lt=2**32, description="The first of them; the others follow it.")
     keep: bool = Field(False, description="Whether each run is kept as a file that rebuilds its model.")
     base: dict[str, Any] = {}
     axes: dict[str, list[Any] | dict[str, Any]] = Field(
@@ -138,7 +139,7 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _given(self) -> Self:
         if "seed" in self.base:
-            raise ValueError("base.seed: the seeds of a study are 0 to seeds - 1; leave it out, and give seeds")
+            raise ValueError("base.seed: a study has several seeds; leave it out, and give seeds and first_seed")
         for axis, given in self.axes.items():
             if not given:
                 raise ValueError(f"axes.{axis} = {given!r}: give it values, or leave it out")
@@ -174,6 +175,15 @@ class Recipe(BaseModel):
         """
         self._check_labels(pattern)
         return [cell for cell in self.cells() if _fits(cell.labels, pattern)]
+
+    @property
+    def every_seed(self) -> range:
+        """Return the seeds that each cell is played with.
+
+        >>> Recipe.of({"seeds": 3, "first_seed": 10}).every_seed
+        range(10, 13)
+        """
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def labels(self, axis: str) -> list[str]:
         """Return the labels of an axis, in order; those of cells beside the grid last."""
@@ -266,7 +276,7 @@ def _points(axis: str, given: list[Any] | dict[str, Any]) -> list[tuple[str, dic
     for values in keys.values():
         for key in values:
             if key == "seed":
-                raise InvalidConfig(f"the axis {axis!r} sets seed: the seeds of a study are 0 to seeds - 1, on no axis")
+                raise InvalidConfig(f"the axis {axis!r} sets seed: the keys seeds and first_seed do, and no axis")
             if key not in RunConfig.model_fields:
                 if key == axis:
                     raise UnknownName("axis", key, RunConfig.model_fields)

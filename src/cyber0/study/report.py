@@ -135,6 +135,7 @@ def _summary(found: _Report) -> dict[str, Any]:
     return {
         "title": recipe.title,
         "seeds": recipe.seeds,
+        "first_seed": recipe.first_seed,
         "runs": found.runs,
         "confidence": CONFIDENCE,
         "paper_seeds": PAPER_SEEDS,
@@ -149,7 +150,14 @@ def _summary(found: _Report) -> dict[str, Any]:
 def _claim(verdict: Verdict) -> dict[str, Any]:
     sides = {"ours": verdict.ours, "paper": verdict.paper}
     return {"claim": verdict.text} | {
-        side: {"holds": outcome.holds, "outcome": outcome.word, "numbers": outcome.sentence}
+        side: {
+            "holds": outcome.holds,
+            "outcome": outcome.word,
+            "margin": outcome.margin,
+            "interval": outcome.interval,
+            "doubtful": outcome.doubtful,
+            "numbers": outcome.sentence,
+        }
         for side, outcome in sides.items()
     }
 

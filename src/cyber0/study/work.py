@@ -74,7 +74,7 @@ def jobs_of(recipe: Recipe, options: dict[str, Any]) -> list[Job]:
     for cell in recipe.cells():
         cell = cell.model_copy(update={"values": cell.values | options})
         try:
-            jobs += [Job(cell.labels, cell.config(seed)) for seed in range(recipe.seeds)]
+            jobs += [Job(cell.labels, cell.config(seed)) for seed in recipe.every_seed]
         except InputError as error:
             problems.setdefault(str(error), cell.name)
     if problems:

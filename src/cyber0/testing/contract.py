@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.aggregation import Composition, Rule, RuleWithMemory, after, aggregate, begin, compose
+from cyber0.errors import InvalidAggregation
 from cyber0.testing.robustness import measured_kappa
 
 __all__ = ["check_rule", "inputs"]
@@ -36,6 +37,7 @@ def check_rule(
     The laws:
 
     - total: finite input gives a finite result, of the shape and type of the input, without a warning;
+    - finite: a value that is not finite is refused with an InvalidAggregation, never aggregated;
     - unmodified: the input stays as it is;
     - repeatable: the same input gives the same bits;
     - unordered: the order of the vectors does not matter beyond rounding; for a rule that chooses one of the vectors
@@ -65,6 +67,8 @@ def check_rule(
                 for law in laws:
                     with _explained(f"{name}, {law.__name__[1:]}, on {case}{when} ({np.dtype(dtype)})"):
                         law(subject, vectors.copy())
+            with _explained(f"{name}, finite{when} ({np.dtype(dtype)})"):
+                _finite(subject if remembers else _Subject(compose(rule), byzantine), cases["normal"])
             with _explained(f"{name}, batch{when} ({np.dtype(dtype)})"):
                 _batch(subject, np.stack(list(cases.values())))
     if not robust or remembers:
@@ -154,6 +158,18 @@ def _total(rule: _Subject, vectors: Floats) -> None:
     _require(result.shape == vectors.shape[1:], f"shape {result.shape}, not {vectors.shape[1:]}")
     _require(result.dtype == vectors.dtype, f"type {result.dtype}")
     _require(bool(np.isfinite(result).all()), f"{result} is not finite")
+
+
+def _finite(rule: _Subject, vectors: Floats) -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        for count in (1, len(vectors)):
+            changed = vectors.copy()
+            changed[:count, 0] = value
+            try:
+                result = rule(changed)
+            except InvalidAggregation:
+                continue
+            raise AssertionError(f"{count} votes with {value} gave {result}: they must be refused")
 
 
 def _unmodified(rule: _Subject, vectors: Floats) -> None:
