@@ -20,7 +20,7 @@ from cyber0.protocol.events import (
     Replay,
     Send,
 )
-from cyber0.protocol.identity import meaning_bytes
+from cyber0.protocol.identity import meaning_bytes, packed_layout
 from cyber0.protocol.machine import begin
 from cyber0.protocol.messages import Bye, Committed, Evaluation, RoundOpen, Welcome
 from cyber0.protocol.records import to_wire
@@ -109,7 +109,7 @@ def test_the_layout_that_any_of_them_sent_is_written_down():
     manifest = hashlib.sha256(layout).digest()
     machine = founding()
     machine.come("ann", "bob", manifest=manifest)
-    machine.come("cy", manifest=manifest, layout=layout)
+    machine.come("cy", manifest=manifest, layout=packed_layout(layout))
     machine.late()
     (found,) = machine.of(RecordIdentity)
     assert found.identity.layout.size == 3
@@ -151,7 +151,7 @@ def test_who_does_not_fit_is_refused_with_a_reason(changes, reason):
     assert send.message.reason.startswith(reason)
     assert send.message.final
     assert hang_up == HangUp(ClientStream("ann"), send.message.reason)
-    assert machine.state.present == {}
+    assert not machine.state.present
 
 
 @pytest.mark.parametrize("changes", [{"run": bytes(32)}, {"commits": 1}, {"key": b""}], ids=["run", "commits", "key"])

@@ -207,8 +207,9 @@ def _note_quorum(state: State, effects: list[Effect], now: float) -> Transition:
 
 def _extend(state: State, effects: list[Effect]) -> Transition:
     settings, extension = state.settings, (state.extension or 0) + 1
-    missing = set(state.voters).difference(state.votes.counted, state.votes.excluded)
-    effects += [Send(event.stream, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
+    heard = (state.votes.counted, state.votes.excluded)
+    missing = [name for name in state.voters if name in state.present and all(name not in group for group in heard)]
+    effects += [Send(state.present[name].stream, RoundOpen(state.round)) for name in missing]
     have = f"{len(state.votes.counted)} votes of at least {state.who.quorum}"
     text = withheld(state) or f"round {state.round}: {have} at the deadline, which is extended"
     effects.append(Notice(text, level="error" if state.round < state.bound else "warning"))

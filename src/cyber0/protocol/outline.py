@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cyber0.errors import InvalidIdentity
-from cyber0.protocol.roster import Change, Roster, canonical
+from cyber0.protocol.roster import Change, Roster, canonical, changes_from
 
 __all__ = ["Outline", "roster_from"]
 
@@ -56,10 +57,14 @@ class Outline(Roster):
 
     def following(self, changes: Iterable[Change], digest: bytes) -> "Outline":
         """Return the outline of the next round's roster, which has this digest; an empty one is that of before."""
-        last = max([self.rounds, *(change.number for change in changes if change.kind == "extend")])
-        if last == self.rounds and digest in (b"", self.hashed):
+        changes = tuple(changes)
+        if not changes and not self.pending and digest in (b"", self.hashed):
             return self
-        return replace(self, rounds=last, hashed=digest or self.hashed)
+        last = max([self.rounds, *(change.number for change in changes if change.kind == "extend")])
+        mine = tuple(change for change in changes if change.name == self.client)
+        enrolled = [change for change in mine if change.kind == "admit" and not self.own]  # which is in force at once
+        own = [self.own, *(change.key for change in (*self.pending, *enrolled))][-1]
+        return replace(self, rounds=last, hashed=digest or self.hashed, own=own, pending=mine)
 
     def to_bytes(self) -> bytes:
         """Return the outline in canonical JSON."""
@@ -69,6 +74,7 @@ class Outline(Roster):
             "clients": self.many,
             "digest": self.hashed.hex(),
             "key": self.own.hex(),
+            "pending": [change.fields() for change in self.pending],
             "quorum": self.quorum,
             "rounds": self.rounds,
         }
@@ -90,9 +96,9 @@ def roster_from(data: bytes) -> Roster:
         if not all(type(number) is int and 0 <= number < 2**32 for number in numbers):
             raise ValueError("its numbers must be integers")
         digest, key = bytes.fromhex(fields["digest"]), bytes.fromhex(fields["key"])
-        byzantine, quorum, rounds, clients = numbers
-        client = str(fields["client"])
-        outline = Outline((), (), byzantine, quorum, rounds, client=client, own=key, many=clients, hashed=digest)
+        pending = changes_from(canonical(fields["pending"])) if fields["pending"] else ()
+        entry: dict[str, Any] = {"client": str(fields["client"]), "own": key, "many": numbers.pop(), "hashed": digest}
+        outline = Outline((), (), *numbers, pending, **entry)
         is_canonical = len(digest) == 32 and outline.to_bytes() == data
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidIdentity(f"the outline of a roster cannot be read: {error}") from None
