@@ -248,7 +248,7 @@ class Member:
         elif welcome.identity != self.position.identity.to_bytes():
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
         elif isinstance(self.position.roster, Outline):
-            self._outlined(self.position, self.position.roster, self._identity(welcome))
+            self._outlined(self._identity(welcome))
         self.welcomed, self._replayed = True, False
         self._forget_followed()
         self.audits.lost(min(welcome.lost, welcome.round))
@@ -266,14 +266,13 @@ class Member:
         except InvalidIdentity as error:
             raise Refused(f"the federator welcomes to a run that cannot be used: {error}") from None
 
-    def _outlined(self, position: Position, outline: Outline, identity: Identity) -> None:
-        """Take the client's own key on the roster as it is now; or the whole roster, if it is to check votes by now.
+    def _outlined(self, identity: Identity) -> None:
+        """Take the whole roster in place of an outline, if this client is to check votes by now.
 
         How that has changed since can be told only by the commits, from the first one on.
         """
         if isinstance(identity.roster, Outline):
             self._check_wanted(identity)
-            self.position = replace(position, roster=replace(outline, own=identity.roster.own))
             return
         self.notice("this client audits from now on: it replays all commits, to know who was on the roster")
         self.store.save_run(identity.to_bytes(), identity.roster.to_bytes())

@@ -12,21 +12,19 @@ __all__ = ["Outline", "roster_from"]
 
 @dataclass(frozen=True)
 class Outline(Roster):
-    """An outline of a roster: its digest, how many are on it, and one client's own entry.
+    """An outline of a roster: its digest, and how many are on it.
 
     It says what the federator says, and nobody's names or keys. Links of the chain contain the digest, so whoever has
     the whole roster of that digest can check the rest.
 
     >>> roster = Roster(("ann", "bob", "cy"), (b"", b"", b""), byzantine=1, quorum=3, rounds=9)
-    >>> outline = Outline.of_roster(roster, "bob")
+    >>> outline = Outline.of_roster(roster)
     >>> outline.size, outline.names, outline.digest == roster.digest
     (3, (), True)
     >>> roster_from(outline.to_bytes()) == outline
     True
     """
 
-    client: str = ""
-    own: bytes = b""
     many: int = 0
     hashed: bytes = field(default=b"")
 
@@ -34,11 +32,10 @@ class Outline(Roster):
         """Nothing of it can be checked but the digest."""
 
     @classmethod
-    def of_roster(cls, roster: Roster, client: str, key: bytes = b"") -> "Outline":
-        """Return the outline of a roster for a client, which may have another key by now."""
+    def of_roster(cls, roster: Roster) -> "Outline":
+        """Return the outline of a roster."""
         numbers = roster.byzantine, roster.quorum, roster.last
-        own = key or roster.key(client)
-        return cls((), (), *numbers, client=client, own=own, many=roster.size, hashed=roster.digest)
+        return cls((), (), *numbers, many=roster.size, hashed=roster.digest)
 
     @property
     def size(self) -> int:
@@ -49,10 +46,6 @@ class Outline(Roster):
     def digest(self) -> bytes:
         """As the federator says."""
         return self.hashed
-
-    def key(self, name: str) -> bytes:
-        """Return the client's own public key on it; of the others none is known."""
-        return self.own if name == self.client else b""
 
     def following(self, changes: Iterable[Change], digest: bytes) -> "Outline":
         """Return the outline of the next round's roster, which has this digest; an empty one is that of before."""
@@ -65,10 +58,8 @@ class Outline(Roster):
         """Return the outline in canonical JSON."""
         fields = {
             "byzantine": self.byzantine,
-            "client": self.client,
             "clients": self.many,
             "digest": self.hashed.hex(),
-            "key": self.own.hex(),
             "quorum": self.quorum,
             "rounds": self.rounds,
         }
@@ -89,10 +80,9 @@ def roster_from(data: bytes) -> Roster:
         numbers = [fields[name] for name in ("byzantine", "quorum", "rounds", "clients")]
         if not all(type(number) is int and 0 <= number < 2**32 for number in numbers):
             raise ValueError("its numbers must be integers")
-        digest, key = bytes.fromhex(fields["digest"]), bytes.fromhex(fields["key"])
+        digest = bytes.fromhex(fields["digest"])
         byzantine, quorum, rounds, clients = numbers
-        client = str(fields["client"])
-        outline = Outline((), (), byzantine, quorum, rounds, client=client, own=key, many=clients, hashed=digest)
+        outline = Outline((), (), byzantine, quorum, rounds, many=clients, hashed=digest)
         is_canonical = len(digest) == 32 and outline.to_bytes() == data
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidIdentity(f"the outline of a roster cannot be read: {error}") from None
