@@ -1,4 +1,4 @@
-"""Clients that audit nothing have an outline of the roster: what becomes of it while that changes, and through starts."""
+"""Clients that audit nothing have an outline of the roster: what becomes of it when that changes, and after starts."""
 
 import asyncio
 

@@ -7,7 +7,7 @@ itself, and belong to the run that it was invited to.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, InvalidParameters, Refused
