@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyber0.network.channel import BEATS, GREETING, LINE, Channel
+from cyber0.errors import InvalidConfig
+from cyber0.network.channel import BEATS, GREETING, LINE, Channel, host_and_port
+from cyber0.network.connect import connect
 
 LIMIT = 1000
 RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing it resets the connection
@@ -227,3 +229,29 @@ def test_a_reset_while_it_writes_is_its_end():
         return side.errors, bool(side.channel.problem)
 
     assert play(story) == ([], True)
+
+
+@pytest.mark.parametrize("address", ["::1:7360", "[::1]:7360", "[fe80::1%lo]:7360", "localhost:0", "ü.example:65535"])
+def test_addresses(address):
+    assert host_and_port(address) is not None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "foo",
+        "foo:",
+        ":7360",
+        "foo:65536",
+        "foo:-1",
+        "foo:7360:8",
+        "[::1",
+        "[]:7360",
+        "a..b:7360",
+        "a" * 64 + ":7360",
+    ],
+)
+def test_what_is_no_address_is_refused_in_a_sentence(address):
+    with pytest.raises(InvalidConfig, match="give a host and a port, such as"):
+        asyncio.run(connect(address, None, limit=LIMIT))

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 
 from cyber0.protocol.messages import VERSION
 
@@ -358,13 +359,21 @@ async def ready(sock: socket.socket, to: str = "read") -> None:
 def host_and_port(address: str) -> tuple[str, int] | None:
     """Return the host and the port of an address; None if it is none.
 
-    >>> host_and_port("[::1]:7360"), host_and_port("federator.example.org")
-    (('::1', 7360), None)
+    >>> host_and_port("[::1]:7360"), host_and_port("federator.example.org"), host_and_port("[::1")
+    (('::1', 7360), None, None)
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) >= 2**16:
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not _is_host(host) or not port.isdecimal() or int(port) >= 2**16:
         return None
-    return host.strip("[]"), int(port)
+    return host, int(port)
+
+
+def _is_host(host: str) -> bool:
+    try:
+        return bool(host.encode("idna")) and (":" not in host or bool(IPv6Address(host)))
+    except ValueError:
+        return False
 
 
 def address_of(name: tuple[object, ...]) -> str:
