@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 
 from cyber0.protocol.messages import VERSION
 
@@ -23,6 +24,7 @@ CHUNK = 2**14  # bytes that are read at a time: a record of TLS has no more
 ROOM = 2**22  # bytes that may wait for the other side, besides a catch-up: some are slow, and none may fill the memory
 PARTS = 8  # of a catch-up that are written before others have their turn
 BEAT, SILENCE = 10.0, 40.0  # seconds until an empty message is sent, and until a silent side is given up
+BEATS = 1024  # empty messages from one beat to the next, at most: more than one come where some have waited
 GRACE = 2.0  # seconds that the other side has to take the last messages
 
 BLOCKED = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -104,18 +106,18 @@ class Channel:
         self._items: deque[bytes | Iterator[bytes]] = deque()
         self._rest = bytearray()  # what was read of a message that is not whole
         self._is_greeted, self._is_paused, self._is_writing = False, False, False
-        self._is_shut, self._is_deaf = False, False
+        self._is_shut, self._is_deaf, self._beats = False, False, 0
         self._heard = self._spoke = self._loop.time()
         self._timer = self._loop.call_later(BEAT, self._beat)
-        self._loop.add_reader(self._fd, self._read)
+        self._loop.add_reader(self._fd, self._guard, self._read)
         if not answers:
             self._write(self._greeting)
 
     # What is written
 
     def put(self, data: bytes) -> None:
-        """Write a message after all that waits."""
-        if self.is_ended or self.is_full:
+        """Write a message after all that waits; none to a side that is to begin and has not."""
+        if self.is_ended or self.is_full or (self._answers and not self._is_greeted):
             return
         self._write(len(data).to_bytes(4, "big") + data)
         self.sent += len(data)
@@ -191,7 +193,7 @@ class Channel:
             return
         self._is_writing = wanted
         if wanted:
-            self._loop.add_writer(self._fd, self._flush)
+            self._loop.add_writer(self._fd, self._guard, self._flush)
         else:
             self._loop.remove_writer(self._fd)
 
@@ -208,7 +210,7 @@ class Channel:
         if self._is_paused and not self.is_over:
             self._is_paused = False
             self._heard = self._loop.time()
-            self._loop.add_reader(self._fd, self._read)
+            self._loop.add_reader(self._fd, self._guard, self._read)
             self._take(b"")
 
     def _read(self) -> None:
@@ -247,7 +249,11 @@ class Channel:
             at += 4 + size
             if message:
                 self._give(message)
+            else:
+                self._beats += 1
         del rest[:at]
+        if self._beats > BEATS:
+            self._lose(f"it sends more than {BEATS} empty messages in {BEAT:g} seconds")
 
     def _greet(self, rest: bytearray) -> bool:
         """Take the other side's greeting, and return whether messages follow."""
@@ -287,6 +293,14 @@ class Channel:
 
     # The end
 
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Do what the socket is ready for; an error that nobody foresaw ends this channel, and no other."""
+        try:
+            work()
+        except BaseException:
+            self._lose("of an error")
+            raise
+
     def _beat(self) -> None:
         now = self._loop.time()
         if now - self._heard > SILENCE and not self._is_paused:
@@ -294,6 +308,7 @@ class Channel:
             return
         if now - self._spoke >= BEAT:
             self.put(b"")
+        self._beats = 0
         if not self.is_over:
             self._timer = self._loop.call_later(BEAT, self._beat)
 
@@ -304,6 +319,7 @@ class Channel:
         self.problem = self.problem or problem
         self._timer.cancel()
         self._items.clear()
+        self._rest.clear()  # a timer may keep this channel for some seconds
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         with suppress(OSError):
@@ -343,13 +359,21 @@ async def ready(sock: socket.socket, to: str = "read") -> None:
 def host_and_port(address: str) -> tuple[str, int] | None:
     """Return the host and the port of an address; None if it is none.
 
-    >>> host_and_port("[::1]:7360"), host_and_port("federator.example.org")
-    (('::1', 7360), None)
+    >>> host_and_port("[::1]:7360"), host_and_port("federator.example.org"), host_and_port("[::1")
+    (('::1', 7360), None, None)
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) >= 2**16:
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not _is_host(host) or not port.isdecimal() or int(port) >= 2**16:
         return None
-    return host.strip("[]"), int(port)
+    return host, int(port)
+
+
+def _is_host(host: str) -> bool:
+    try:
+        return bool(host.encode("idna")) and (":" not in host or bool(IPv6Address(host)))
+    except ValueError:
+        return False
 
 
 def address_of(name: tuple[object, ...]) -> str:

@@ -7,7 +7,7 @@ itself, and belong to the run that it was invited to.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 
 from cyber0.errors import Cyber0Error, InvalidIdentity, InvalidParameters, Refused
@@ -207,7 +207,7 @@ class Member:
             case _:
                 pass
 
-    def _answers(self, message: Welcome | Page | Recall) -> Sequence[Audit | Recalled]:
+    def _answers(self, message: Welcome | Page | Recall) -> Sequence[Audit | Hello | Recalled]:
         if isinstance(message, Recall):
             return self._on_recall(message.first)
         return self._on_welcome(message) if isinstance(message, Welcome) else self._on_page(message)
@@ -233,7 +233,7 @@ class Member:
     def _on_page(self, page: Page) -> list[Audit]:
         return self.audits.receive(page) if self.welcomed else []
 
-    def _on_welcome(self, welcome: Welcome) -> list[Audit]:
+    def _on_welcome(self, welcome: Welcome) -> Sequence[Audit | Hello]:
         """Check that the run is the one it was invited to, or that it has been in before, and store which it is."""
         check_version(welcome.version)
         if self.position is None:
@@ -247,8 +247,11 @@ class Member:
             self.notice(f"this is run {identity.digest.hex()}: whoever gives that to --expect takes part in no other")
         elif welcome.identity != self.position.identity.to_bytes():
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
-        elif isinstance(self.position.roster, Outline):
-            self._outlined(self.position, self.position.roster, self._identity(welcome))
+        elif isinstance(self.position.roster, Outline) and not self._is_brief:
+            held = self.commits
+            self._know_roster(self._identity(welcome))
+            if self.commits < held:
+                return [self.hello()]  # what its own log does not tell is to come from the federator
         self.welcomed, self._replayed = True, False
         self._forget_followed()
         self.audits.lost(min(welcome.lost, welcome.round))
@@ -266,18 +269,17 @@ class Member:
         except InvalidIdentity as error:
             raise Refused(f"the federator welcomes to a run that cannot be used: {error}") from None
 
-    def _outlined(self, position: Position, outline: Outline, identity: Identity) -> None:
-        """Take the client's own key on the roster as it is now; or the whole roster, if it is to check votes by now.
+    def _know_roster(self, identity: Identity) -> None:
+        """Take the whole roster in place of an outline, since this client is to check votes by now.
 
         How that has changed since can be told only by the commits, from the first one on.
         """
-        if isinstance(identity.roster, Outline):
-            self._check_wanted(identity)
-            self.position = replace(position, roster=replace(outline, own=identity.roster.own))
-            return
+        self._check_wanted(identity)
         self.notice("this client audits from now on: it replays all commits, to know who was on the roster")
         self.store.save_run(identity.to_bytes(), identity.roster.to_bytes())
-        self._begin_anew(Position.start(identity))
+        position = Position.start(identity)
+        self._begin_anew(position)
+        self._replay_log(position)
 
     def _begin_anew(self, position: Position) -> None:
         self.store.forget_weights()
@@ -343,13 +345,12 @@ class Member:
         Nothing is applied before the chain has led to a link that the federator has signed, and to the last one that
         this client has; and, where it audits every round, before it has found the rounds right.
         """
+        if self._is_applicable:  # what was audited since; first, or one that is always a round behind applies none
+            self._apply()
         while self._waiting and not self.audits.holds:
             self._follow(self._waiting.popleft(), send)
             if not self._waiting and self._is_applicable:
                 self._apply()
-        if self._followed and self._is_applicable:
-            self._apply()
-            self._advance(send)
 
     @property
     def _is_applicable(self) -> bool:
@@ -518,10 +519,9 @@ class Member:
     def _replay_log(self, position: Position) -> None:
         """Apply the commits after the stored weights that it has applied before, as far as they were kept."""
         log = self._log(position.identity)
-        while (held := log.recalled(position.head.rounds)).scalars:
-            commits = CatchUp(held.first, held.scalars, held.ballots, held.signature, held.changes)
+        while (held := log.caught_up(position.head.rounds)).scalars:
             try:
-                position, steps = follow(position, commits, self._signed_heads)
+                position, steps = follow(position, held, self._signed_heads)
             except Refused:  # damaged: they come again
                 return
             self.model.advance(steps[0].round, held.scalars)

@@ -258,11 +258,8 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     stream, client, commits = event.stream, event.stream.client, event.hello.commits
     known = replace(event, hello=replace(event.hello, layout=b""))  # recorded by now
     state = _enrolled(state.but(present=state.present.set(client, known)), client, event.hello.key)
-    if not event.hello.brief:
-        roster = identity.roster.to_bytes()
-    else:
-        roster = Outline.of_roster(identity.roster, client, state.who.key(client)).to_bytes()
-    told = Welcome(identity.to_bytes(), state.round, roster, lost=state.lost)
+    roster = Outline.of_roster(identity.roster) if event.hello.brief else identity.roster
+    told = Welcome(identity.to_bytes(), state.round, roster.to_bytes(), lost=state.lost)
     effects: list[Effect] = [Send(stream, told)]
     if commits < state.round:
         effects.append(Replay(stream, commits, state.round))

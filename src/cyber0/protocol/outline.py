@@ -3,31 +3,28 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from cyber0.errors import InvalidIdentity
-from cyber0.protocol.roster import Change, Roster, canonical, changes_from
+from cyber0.protocol.roster import Change, Roster, canonical
 
 __all__ = ["Outline", "roster_from"]
 
 
 @dataclass(frozen=True)
 class Outline(Roster):
-    """An outline of a roster: its digest, how many are on it, and one client's own entry.
+    """An outline of a roster: its digest, and how many are on it.
 
     It says what the federator says, and nobody's names or keys. Links of the chain contain the digest, so whoever has
     the whole roster of that digest can check the rest.
 
     >>> roster = Roster(("ann", "bob", "cy"), (b"", b"", b""), byzantine=1, quorum=3, rounds=9)
-    >>> outline = Outline.of_roster(roster, "bob")
+    >>> outline = Outline.of_roster(roster)
     >>> outline.size, outline.names, outline.digest == roster.digest
     (3, (), True)
     >>> roster_from(outline.to_bytes()) == outline
     True
     """
 
-    client: str = ""
-    own: bytes = b""
     many: int = 0
     hashed: bytes = field(default=b"")
 
@@ -35,11 +32,10 @@ class Outline(Roster):
         """Nothing of it can be checked but the digest."""
 
     @classmethod
-    def of_roster(cls, roster: Roster, client: str, key: bytes = b"") -> "Outline":
-        """Return the outline of a roster for a client, which may have another key by now."""
+    def of_roster(cls, roster: Roster) -> "Outline":
+        """Return the outline of a roster."""
         numbers = roster.byzantine, roster.quorum, roster.last
-        own = key or roster.key(client)
-        return cls((), (), *numbers, client=client, own=own, many=roster.size, hashed=roster.digest)
+        return cls((), (), *numbers, many=roster.size, hashed=roster.digest)
 
     @property
     def size(self) -> int:
@@ -51,30 +47,19 @@ class Outline(Roster):
         """As the federator says."""
         return self.hashed
 
-    def key(self, name: str) -> bytes:
-        """Return the client's own public key on it; of the others none is known."""
-        return self.own if name == self.client else b""
-
     def following(self, changes: Iterable[Change], digest: bytes) -> "Outline":
         """Return the outline of the next round's roster, which has this digest; an empty one is that of before."""
-        changes = tuple(changes)
-        if not changes and not self.pending and digest in (b"", self.hashed):
-            return self
         last = max([self.rounds, *(change.number for change in changes if change.kind == "extend")])
-        mine = tuple(change for change in changes if change.name == self.client)
-        enrolled = [change for change in mine if change.kind == "admit" and not self.own]  # which is in force at once
-        own = [self.own, *(change.key for change in (*self.pending, *enrolled))][-1]
-        return replace(self, rounds=last, hashed=digest or self.hashed, own=own, pending=mine)
+        if last == self.rounds and digest in (b"", self.hashed):
+            return self
+        return replace(self, rounds=last, hashed=digest or self.hashed)
 
     def to_bytes(self) -> bytes:
         """Return the outline in canonical JSON."""
         fields = {
             "byzantine": self.byzantine,
-            "client": self.client,
             "clients": self.many,
             "digest": self.hashed.hex(),
-            "key": self.own.hex(),
-            "pending": [change.fields() for change in self.pending],
             "quorum": self.quorum,
             "rounds": self.rounds,
         }
@@ -95,10 +80,9 @@ def roster_from(data: bytes) -> Roster:
         numbers = [fields[name] for name in ("byzantine", "quorum", "rounds", "clients")]
         if not all(type(number) is int and 0 <= number < 2**32 for number in numbers):
             raise ValueError("its numbers must be integers")
-        digest, key = bytes.fromhex(fields["digest"]), bytes.fromhex(fields["key"])
-        pending = changes_from(canonical(fields["pending"])) if fields["pending"] else ()
-        entry: dict[str, Any] = {"client": str(fields["client"]), "own": key, "many": numbers.pop(), "hashed": digest}
-        outline = Outline((), (), *numbers, pending, **entry)
+        digest = bytes.fromhex(fields["digest"])
+        byzantine, quorum, rounds, clients = numbers
+        outline = Outline((), (), byzantine, quorum, rounds, many=clients, hashed=digest)
         is_canonical = len(digest) == 32 and outline.to_bytes() == data
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidIdentity(f"the outline of a roster cannot be read: {error}") from None
