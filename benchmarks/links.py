@@ -4,7 +4,8 @@
 
 The federator and its clients, which are thin, are processes in network namespaces of their own. A link joins the two: a
 TUN device in each, and between them a relay, here, that delays, drops and paces packets. The namespaces and devices end
-with the processes. It needs Linux, iproute2 and the right to make a network namespace, as root has it.
+with the processes. Packets and bytes are the relay's, headers of IP and TCP and the joining included. It needs Linux,
+iproute2 and the right to make a network namespace, as root has it.
 """
 
 import asyncio
@@ -24,9 +25,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -94,15 +94,16 @@ class Way:
 
 def relay(ways: dict[int, Way], over: threading.Event) -> None:
     """Carry packets from each TUN device its way, until it is over."""
-    while not over.is_set():
-        ready, _, _ = select.select(list(ways), [], [], min(way.give() for way in ways.values()))
-        for device in ready:
-            packet = os.read(device, PACKET)
-            if packet[0] >> 4 == 4:  # IPv6 asks for neighbours of its own accord
-                ways[device].take(packet)
+    with suppress(OSError):  # a process has ended, and its device with it
+        while not over.is_set():
+            ready, _, _ = select.select(list(ways), [], [], min(way.give() for way in ways.values()))
+            for device in ready:
+                packet = os.read(device, PACKET)
+                if packet[0] >> 4 == 4:  # IPv6 asks for neighbours of its own accord
+                    ways[device].take(packet)
 
 
-def enter(address: str, pipe: Connection) -> None:
+def enter(address: str, pipe: Any) -> None:
     """Put this process into a network namespace with one end of a link, and hand its TUN device to the relay."""
     try:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
@@ -121,13 +122,13 @@ def enter(address: str, pipe: Connection) -> None:
     pipe.recv()  # until the link is up
 
 
-def federate(pipe: Connection, setup: Settings, folder: Path) -> None:
+def federate(pipe: Any, setup: Settings, folder: Path) -> None:
     """Be a federator at one end; tell its port, and at the end the share of votes that counted."""
     enter(FEDERATOR, pipe)
     pipe.send(asyncio.run(_federate(pipe, setup, folder)))
 
 
-async def _federate(pipe: Connection, setup: Settings, folder: Path) -> float:
+async def _federate(pipe: Any, setup: Settings, folder: Path) -> float:
     with Memory() as ledger:
         federator = Federator(setup, ledger, peer_name=keys.peer_name)
         pipe.send(await federator.start(f"{FEDERATOR}:0", keys.server_credentials(folder / "keys")))
@@ -138,7 +139,7 @@ async def _federate(pipe: Connection, setup: Settings, folder: Path) -> float:
     return counted / setup.agreement.rounds / len(setup.roster)
 
 
-def attend_all(pipe: Connection, setup: Settings, folder: Path) -> None:
+def attend_all(pipe: Any, setup: Settings, folder: Path) -> None:
     """Be all clients at the other end; tell the link's round trip, and at the end the rounds a second."""
     enter(CLIENTS, pipe)
     port = pipe.recv()
@@ -159,7 +160,7 @@ def round_trip() -> float:
 
 
 @contextmanager
-def joined(conditions: Conditions, pipes: list[Connection]) -> Generator[list[Way]]:
+def joined(conditions: Conditions, pipes: list[Any]) -> Generator[list[Way]]:
     """Join two processes, each in its namespace, by a link."""
     for pipe in pipes:
         if problem := pipe.recv():
@@ -207,12 +208,13 @@ def measured(conditions: Conditions) -> Row:
         "link": conditions.name,
         "rounds": conditions.rounds,
         "round trip, ms": 1e3 * taken,
-        "one round trip each, rounds a second": 1 / taken,
+        "1 / round trip": 1 / taken,
         "rounds a second": rate,
-        "of that": rate * taken,
+        "ratio": rate * taken,
         "votes counted": counted,
         "packets per client and round": sum(way.packets for way in ways) / shares,
         "bytes per client and round": sum(way.bytes for way in ways) / shares,
+        "congestion control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
     }
 
 
