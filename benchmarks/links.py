@@ -66,6 +66,10 @@ LINKS = (
 )
 
 
+class NoLink(Exception):
+    """There can be no link on this machine."""
+
+
 class Way:
     """One way of a link, into a TUN device."""
 
@@ -164,7 +168,7 @@ def joined(conditions: Conditions, pipes: list[Any]) -> Generator[list[Way]]:
     """Join two processes, each in its namespace, by a link."""
     for pipe in pipes:
         if problem := pipe.recv():
-            sys.exit(f"this benchmark cannot make a link here: {problem}")
+            raise NoLink(problem)
     here, there = (recv_handle(pipe) for pipe in pipes)
     ways = {here: Way(conditions, there, seed=1), there: Way(conditions, here, seed=2)}
     over = threading.Event()
@@ -218,22 +222,25 @@ def measured(conditions: Conditions) -> Row:
     }
 
 
-def obstacle() -> str:
-    """Return why there can be no link on this machine; nothing if nothing is known to stand in the way."""
+def check_machine() -> None:
+    """Raise `NoLink` where it is plain that there can be none."""
     if sys.platform != "linux":
-        return "network namespaces are Linux's"
+        raise NoLink("network namespaces are Linux's")
     if os.geteuid() != 0:
-        return f"it needs root, to make network namespaces: {COMMAND}"
+        raise NoLink(f"it needs root, to make network namespaces: {COMMAND}")
     if not Path(TUN).exists():
-        return f"there is no {TUN}: modprobe tun"
-    return "" if shutil.which("ip") else "there is no `ip`: install iproute2"
+        raise NoLink(f"there is no {TUN}: modprobe tun")
+    if shutil.which("ip") is None:
+        raise NoLink("there is no `ip`: install iproute2")
 
 
 def main() -> None:
-    if problem := obstacle():
+    try:
+        check_machine()
+        rows = [measured(conditions) for conditions in LINKS]
+    except NoLink as problem:
         print(f"the benchmark of slow links is left out: {problem}")
         return
-    rows = [measured(conditions) for conditions in LINKS]
     from benchmarks.measure import report  # not above: a federator has no torch in its memory
 
     report("links", rows, COMMAND)
