@@ -103,11 +103,18 @@ class Counter:
 
 
 async def play(
-    setup: Settings, port: int, folder: Path, *, tls: bool, count: bool, **more: Callable[[], Any]
+    setup: Settings,
+    port: int,
+    folder: Path,
+    *,
+    tls: bool,
+    count: bool,
+    host: str = "127.0.0.1",
+    **more: Callable[[], Any],
 ) -> tuple[float, float]:
     """All clients, to the end: rounds a second and bytes per client and round, after the first tenth of the rounds.
 
-    `more` makes further arguments of each member.
+    Bytes are counted on this machine only. `more` makes further arguments of each member.
     """
     proxy, rounds, scalars = Counter(port), setup.agreement.rounds, setup.plan.scalars
     marks: list[tuple[float, int]] = []
@@ -126,7 +133,7 @@ async def play(
 
         seen = watch if name == setup.roster[0] else _ignore
         options: dict[str, Any] = {"credentials": credentials, "watch": seen, "threaded": False}
-        parties.append(attend(f"127.0.0.1:{where}", make, **options))
+        parties.append(attend(f"{host}:{where}", make, **options))
     await asyncio.gather(*parties)
     (begin, first), (end, last) = marks
     played = rounds - rounds // 10
