@@ -107,7 +107,7 @@ def counting_bytes(sizes: list[int]) -> Callable[..., Any]:
     class Counted(plain):
         def put(self, data: bytes) -> None:
             if len(sizes) < 1 and data[:1] == b"\x12":  # a vote, whose field in the envelope is the second
-                info = self.channel._socket.getsockopt(6, 11, 256)  # TCP_INFO
+                info = self.channel._socket.getsockopt(6, 11, 256)  # TCP_INFO  # pyright: ignore[reportPrivateUsage]
                 sizes.append(sum(struct.unpack_from("QQ", info, 120)))
             super().put(data)
 
