@@ -60,7 +60,8 @@ class Laws:
                 verdicts.update((ballot.client, ballot.verdict) for ballot in decision.ballots)
         for name, found in verdicts:
             self.law(name in self.storm.lies or found in ("counted", "late"), f"a vote of {name} was {found}")
-        votes = {name: {v: n for (who, v), n in sorted(verdicts.items()) if who == name} for name, _ in sorted(verdicts)}
+        names = sorted({name for name, _ in verdicts})
+        votes = {name: {what: n for (who, what), n in sorted(verdicts.items()) if who == name} for name in names}
         return {"rounds": rounds, "fingerprint": rebuilt, "verdict": verdict, "votes": votes}
 
     def accused(self):

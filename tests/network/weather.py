@@ -30,7 +30,7 @@ class Links:
         self.port, self.bytes = port, 0
         self.ports = {name: quiet_port() for name in names}
         self.delays, self.stalls = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
-        self.open = defaultdict(set)
+        self.open, self.servers = defaultdict(set), []
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         for name, at in self.ports.items():
@@ -39,16 +39,20 @@ class Links:
 
     async def _listen(self, name, port):
         async def pair(reader, writer):
-            with suppress(OSError):
-                there = await asyncio.open_connection("127.0.0.1", self.port)
-                ends = writer, there[1]
-                self.open[name].add(ends)
-                await asyncio.gather(self._pass(name, reader, there[1]), self._pass(name, there[0], writer))
+            try:
+                source, sink = await asyncio.open_connection("127.0.0.1", self.port)
+            except OSError:  # the federator is dead
+                writer.transport.abort()
+                return
+            self.open[name].add(ends := (writer, sink))
+            try:
+                await asyncio.gather(self._pass(name, reader, sink), self._pass(name, source, writer))
+            finally:
                 self.open[name].discard(ends)
-                there[1].close()
-            writer.close()
+                for end in ends:
+                    end.transport.abort()
 
-        await asyncio.start_server(pair, "127.0.0.1", port)
+        self.servers.append(await asyncio.start_server(pair, "127.0.0.1", port))
 
     async def _pass(self, name, reader, writer):
         with suppress(OSError):
@@ -83,8 +87,21 @@ class Links:
             self.stall(name, 0.0)
 
     def close(self):
+        """Close all connections, and listen no longer."""
+        for server in self.servers:
+            self.loop.call_soon_threadsafe(server.close)
+        for name in self.ports:
+            self.cut(name)
+        asyncio.run_coroutine_threadsafe(self._settled(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
+        self.loop.close()
+
+    async def _settled(self):
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 class Strangers:
@@ -195,5 +212,3 @@ class Viewer:
         self._over.set()
         for thread in self._threads:
             thread.join()
-
-
