@@ -551,5 +551,5 @@ def test_reports_of_all_clients_must_be_more_than_those_of_the_invited():
     keys = replace(who, keys=tuple(bytes([place]) * 33 for place in range(10)))
     identity = Identity(agreement, keys, "0" * 64, "0" * 64)
     context = Context(identity, keys, b"")
-    assert [votes for votes in range(11) if is_final(context, votes)][0] == 4
-    assert [votes for votes in range(11) if is_final(context, votes, of_all=True)][0] == 6
+    assert next(votes for votes in range(11) if is_final(context, votes)) == 4
+    assert next(votes for votes in range(11) if is_final(context, votes, of_all=True)) == 6
