@@ -25,7 +25,7 @@ COMMAND = "python -m benchmarks.trust ../version-1"
 AUDITS = ("version 1", "0", "0.05", "1")
 CASES = ((12, 1, 600), (40, 64, 80))
 TURNS = 5
-COUNTED = 100  # rounds whose bytes are counted, apart: what counts them takes time, too
+COUNTED = 40  # rounds whose bytes are counted, apart: what counts them takes time, too
 
 
 def once(clients: int, directions: int, rounds: int, audit: str) -> Row:
