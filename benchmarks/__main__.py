@@ -11,6 +11,8 @@ for name in (
     "ledger",
     "recovery",
     "network",
+    "links",
+    "rules_at_scale",
     "families",
     "layerwise",
 ):

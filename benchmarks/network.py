@@ -43,15 +43,18 @@ def setup_of(clients: int, rounds: int, directions: int) -> Settings:
     return Settings.of(RunConfig(**options))
 
 
-def federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any) -> None:
-    """A federator in its own process; it tells its port, and at the end its memory."""
-    asyncio.run(_federate(setup, ledger, folder, tls, pipe))
+def federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any, named: bool = True) -> None:
+    """A federator in its own process; it tells its port, and at the end its memory.
+
+    Where clients are not `named` by their certificates, they are who they say.
+    """
+    asyncio.run(_federate(setup, ledger, folder, tls, pipe, named))
 
 
-async def _federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any) -> None:
+async def _federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any, named: bool = True) -> None:
     held = Memory() if ledger == "memory" else File(folder / "run.ledger", synchronous=ledger)
     with held:
-        federator = Federator(setup, held, peer_name=keys.peer_name if tls else None)
+        federator = Federator(setup, held, peer_name=keys.peer_name if tls and named else None)
         credentials = keys.server_credentials(folder / "keys") if tls else None
         pipe.send(await federator.start("127.0.0.1:0", credentials))
         await federator.over.wait()
@@ -100,11 +103,18 @@ class Counter:
 
 
 async def play(
-    setup: Settings, port: int, folder: Path, *, tls: bool, count: bool, **more: Callable[[], Any]
+    setup: Settings,
+    port: int,
+    folder: Path,
+    *,
+    tls: bool,
+    count: bool,
+    host: str = "127.0.0.1",
+    **more: Callable[[], Any],
 ) -> tuple[float, float]:
     """All clients, to the end: rounds a second and bytes per client and round, after the first tenth of the rounds.
 
-    `more` makes further arguments of each member.
+    Bytes are counted on this machine only. `more` makes further arguments of each member.
     """
     proxy, rounds, scalars = Counter(port), setup.agreement.rounds, setup.plan.scalars
     marks: list[tuple[float, int]] = []
@@ -123,7 +133,7 @@ async def play(
 
         seen = watch if name == setup.roster[0] else _ignore
         options: dict[str, Any] = {"credentials": credentials, "watch": seen, "threaded": False}
-        parties.append(attend(f"127.0.0.1:{where}", make, **options))
+        parties.append(attend(f"{host}:{where}", make, **options))
     await asyncio.gather(*parties)
     (begin, first), (end, last) = marks
     played = rounds - rounds // 10

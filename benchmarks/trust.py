@@ -25,6 +25,7 @@ COMMAND = "python -m benchmarks.trust ../version-1"
 AUDITS = ("version 1", "0", "0.05", "1")
 CASES = ((12, 1, 600), (40, 64, 80))
 TURNS = 5
+COUNTED = 100  # rounds whose bytes are counted, apart: what counts them takes time, too
 
 
 def once(clients: int, directions: int, rounds: int, audit: str) -> Row:
@@ -41,17 +42,21 @@ def once(clients: int, directions: int, rounds: int, audit: str) -> Row:
         for name in setup.roster:
             keys.issue(name, folder / "keys")
         with network.federator(setup, "memory", folder, tls=True) as (port, pipe):
-            rate, size = asyncio.run(network.play(setup, port, folder, tls=True, count=True, **options))
+            rate, _ = asyncio.run(network.play(setup, port, folder, tls=True, count=False, **options))
+            pipe.recv()
+        setup = network.setup_of(clients, COUNTED, directions)
+        with network.federator(setup, "memory", folder, tls=True) as (port, pipe):
+            _, size = asyncio.run(network.play(setup, port, folder, tls=True, count=True, **options))
             pipe.recv()
     return {"rounds a second": rate, "bytes": size}
 
 
-def in_turns(before: Path | None) -> list[Row]:
+def in_turns(before: Path | None, turns: int = TURNS) -> list[Row]:
     """Play all versions in turns."""
     rows: list[Row] = []
     for clients, directions, rounds in CASES:
         found: dict[str, list[Row]] = {}
-        for _ in range(TURNS):
+        for _ in range(turns):
             for audit in AUDITS if before else AUDITS[1:]:
                 command = [sys.executable, "-m", "benchmarks.trust", "--once", *map(str, (clients, directions, rounds))]
                 path = str(before / "src") if before and audit == "version 1" else os.environ.get("PYTHONPATH", "src")
@@ -83,10 +88,10 @@ def _caught(fraction: float, cheats: int, honest: int) -> float:
     return detection(fraction, cheats, honest)
 
 
-def main(before: Path | None = None) -> None:
+def main(before: Path | None = None, turns: int = TURNS) -> None:
     from benchmarks.measure import report  # not above: a federator has no torch in its memory
 
-    report("trust", in_turns(before), COMMAND)
+    report("trust", in_turns(before, turns), COMMAND)
 
 
 if __name__ == "__main__":
@@ -94,4 +99,4 @@ if __name__ == "__main__":
         clients, directions, rounds = map(int, sys.argv[2:5])
         sys.stdout.write(json.dumps(once(clients, directions, rounds, sys.argv[5])))
     else:
-        main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else None, int(sys.argv[2]) if len(sys.argv) > 2 else TURNS)

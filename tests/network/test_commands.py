@@ -88,7 +88,7 @@ def test_a_stranger_is_told_so_in_a_sentence(tmp_path):
     eve = join(address, "eve", tmp_path, fresh=False)
     out, _ = eve.communicate()
     assert eve.returncode == 3
-    assert out == "cyber0: 'eve' is not on the roster: client-0, client-1, client-2\n"
+    assert out == "cyber0: 'eve' is not on the roster: ask the federation's operator which name to join by\n"
     federator.send_signal(signal.SIGINT)
     federator.communicate()
     assert federator.returncode == 130

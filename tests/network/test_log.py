@@ -5,6 +5,7 @@ import io
 import json
 import re
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -133,6 +134,15 @@ def test_a_client_off_a_terminal_says_where_it_is_while_nothing_happens():
     assert all("info    client-0 has 0 of 9 rounds, and waits for the next one" in line for line in lines)
     said = console.file.getvalue()
     assert said.count("\n") < 20  # at growing intervals
+
+
+def test_the_pace_of_a_client_that_comes_back_is_not_that_of_what_it_had():
+    console, back = Console(file=io.StringIO()), SimpleNamespace(commits=5000, rounds=9000)
+    with Where(Log(console), "client-0", every=0.001) as where:
+        where.watch(back)
+        while "\n" not in console.file.getvalue():
+            pass
+    assert "client-0 has 5,000 of 9,000 rounds, and waits for the next one" in console.file.getvalue().splitlines()[0]
 
 
 def test_a_certificate_that_expires_soon_is_named_where_it_is(tmp_path):

@@ -282,4 +282,4 @@ def test_whatever_comes_and_goes_one_chain_comes_of_it(seed):
     while machine.state.asked is not None:
         machine.show(machine.state.asked.client, logs[machine.state.asked.client])
     assert machine.state.round == max(machine.state.round, *holds.values())
-    assert machine.state.present.keys() == set(ROSTER)
+    assert set(machine.state.present) == set(ROSTER)

@@ -27,12 +27,15 @@ from typer.testing import CliRunner
 
 from cyber0.aggregation import RULES, mean
 from cyber0.cli import app
+from cyber0.config import Agreement
 from cyber0.errors import InvalidConfig, InvalidIdentity, InvalidLedger, InvalidSigner
 from cyber0.protocol import export
+from cyber0.protocol.audit import Context, is_final
 from cyber0.protocol.chain import Seal
+from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.records import Ballot, to_wire
-from cyber0.protocol.roster import Change
+from cyber0.protocol.roster import Change, Roster
 from cyber0.protocol.signing import encoded, private_key, public_key, sign
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.trust import CLIENT, FEDERATOR, vouched
@@ -540,3 +543,13 @@ def test_the_command(copy, tmp_path):
     result = invoke("verify", copy)
     assert result.exit_code == 1
     assert "round 3: its votes do not match the chain" in result.output
+
+
+def test_reports_of_all_clients_must_be_more_than_those_of_the_invited():
+    """Two sets of reports that make a last commit final must share an honest client of the whole roster."""
+    who = Roster.of(agreement := Agreement(clients=10, byzantine=1, participation=0.5), map(str, range(10)))
+    keys = replace(who, keys=tuple(bytes([place]) * 33 for place in range(10)))
+    identity = Identity(agreement, keys, "0" * 64, "0" * 64)
+    context = Context(identity, keys, b"")
+    assert next(votes for votes in range(11) if is_final(context, votes)) == 4
+    assert next(votes for votes in range(11) if is_final(context, votes, of_all=True)) == 6

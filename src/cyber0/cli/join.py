@@ -188,6 +188,7 @@ class Where:
         self._bar = Progress(log.console, name) if shows else None
         self._over, self._thread = threading.Event(), threading.Thread(target=self._work, daemon=True)
         self._member: Any = None
+        self._first = (0.0, 0)  # when it was seen first, and the commits that it had brought
 
     def __enter__(self) -> "Where":
         if self._bar is None:
@@ -205,15 +206,19 @@ class Where:
 
     def watch(self, member: Any) -> None:
         """Show where a member is."""
+        if self._member is None:
+            self._first = (time.monotonic(), member.commits)
         self._member = member
         if self._bar is not None:
             self._bar.update(member.commits, total=member.rounds)
 
     def _work(self) -> None:
-        pause, begin, last = self.every, time.monotonic(), (time.monotonic(), 0)
+        pause, begin, last = self.every, 0.0, None
         while not self._over.wait(pause):
             if self._member is None:
                 continue  # it says itself that it waits for a federator
+            if last is None:
+                begin, last = self._first[0], self._first
             now, commits, rounds = time.monotonic(), self._member.commits, self._member.rounds
             text, rate = f"{self.name} has {commits:,} of {rounds:,} rounds", 0.0
             if commits > last[1]:

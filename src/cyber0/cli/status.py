@@ -134,7 +134,7 @@ def _final(ledger: Ledger) -> int | None:
     """
     identity, roster, rounds = ledger.identity, ledger.roster, ledger.head.rounds
     context = Context(identity, roster, b"")
-    if rounds >= roster.last and is_final(context, len(ledger.reports)):
+    if rounds >= roster.last and is_final(context, len(ledger.reports), of_all=True):
         return rounds
     first = max(ledger.imported, rounds - BACK)
     for decision in reversed(list(ledger.decisions(first, rounds))):

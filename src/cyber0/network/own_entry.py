@@ -57,7 +57,7 @@ def ask_federator(
     async def ask() -> Bye:
         channel = await connect(address, credentials, limit=LIMIT)
         try:
-            channel.put(encode(Ask(change.name)))
+            channel.put(encode(Ask(client=change.name)))
             invitation = await _answer(channel)
             if isinstance(invitation, Bye):
                 return invitation

@@ -353,7 +353,7 @@ class _Session:
         )
 
     async def _invited(self, channel: ClientChannel) -> "Member | Liar":
-        channel.put(encode(Ask(self.name)))
+        channel.put(encode(Ask(client=self.name)))
         for data in await channel.read():
             message = decode_from_federator(data, self._limit)
             if isinstance(message, Bye) and message.final:

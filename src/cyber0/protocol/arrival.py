@@ -48,7 +48,7 @@ def arrive(state: State, event: Arrived) -> Transition:
     if event.hello.commits > state.round:
         return _hold(state, event, effects)
     holders = state.holders.set(event.hello.key, client) if state.identity is None else state.holders
-    state = replace(state, present=state.present.set(client, event), holders=holders)
+    state = state.but(present=state.present.set(client, event), holders=holders)
     state, more = _gather(state) if state.identity is None else _welcome(state, state.identity, event)
     return state, effects + more
 
@@ -57,12 +57,12 @@ def leave(state: State, stream: ClientStream) -> State:
     """Return the state after a stream has ended. A vote that came on it still counts."""
     if any(event.stream == stream for event in state.ahead.values()):
         ahead = {client: event for client, event in state.ahead.items() if event.stream != stream}
-        return replace(state, ahead=ahead, asked=None if state.asked == stream else state.asked)
+        return state.but(ahead=ahead, asked=None if state.asked == stream else state.asked)
     if not state.is_current(stream):
         return state
     gone, present = state.present[stream.client], state.present.delete(stream.client)
     holders = without(state.holders, gone.hello.key)
-    return replace(state, present=present, holders=holders).without_awaited([stream.client])
+    return state.but(present=present, holders=holders).without_awaited([stream.client])
 
 
 def farewell(state: State) -> Bye:
@@ -194,7 +194,7 @@ def _hold(state: State, event: Arrived, effects: list[Effect]) -> Transition:
         state = state if older is None else leave(state, older.stream)
     text = f"{client} holds {commits} commits, and the ledger {state.round}: it was restored from an older copy"
     bound, heard = max(state.bound, commits), state.heard | {client}
-    state = replace(state, ahead={**state.ahead, client: event}, bound=bound, heard=heard)
+    state = state.but(ahead={**state.ahead, client: event}, bound=bound, heard=heard)
     return state, [*effects, Notice(text, client, "warning")]
 
 
@@ -221,7 +221,7 @@ def _gather(state: State) -> Transition:
         return state, []
     seconds = state.settings.seconds(0)
     text = f"{present} of {len(names)} are here: the run begins without the others in {seconds:g} seconds"
-    return replace(state, extension=0), [Alarm(0, 0, seconds), Notice(text)]
+    return state.but(extension=0), [Alarm(0, 0, seconds), Notice(text)]
 
 
 def _brings(hello: Hello) -> tuple[bytes, bytes, bytes]:
@@ -241,7 +241,7 @@ def _needed(state: State) -> str:
 def found(state: State) -> Transition:
     """Found the run on the model and task of those who are here, if they are enough; who has others is refused."""
     (manifest, base, meaning), count = _most_common(state)
-    state = replace(state, extension=None)
+    state = state.but(extension=None)
     if count < state.settings.founders:
         return state, [Notice(f"the run does not begin yet: {_needed(state)}")]
     applicants = state.present.values()
@@ -253,7 +253,7 @@ def found(state: State) -> Transition:
         manifest, base, layout, meaning_from(meaning), keys=keys, federator=state.federator
     )
     first = {"head": genesis(identity.digest), "roster": identity.roster}
-    state = replace(state, identity=identity, **first, present=Map(), holders=Map(), gathering=False)
+    state = state.but(identity=identity, **first, present=Map(), holders=Map(), gathering=False)
     effects: list[Effect] = [RecordIdentity(identity)]
     for event in applicants:
         state, more = arrive(state, event)
@@ -264,7 +264,7 @@ def found(state: State) -> Transition:
 def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     stream, client, commits = event.stream, event.stream.client, event.hello.commits
     known = replace(event, hello=replace(event.hello, layout=b""))  # recorded by now
-    state = _enrolled(replace(state, present=state.present.set(client, known)), client, event.hello.key)
+    state = _enrolled(state.but(present=state.present.set(client, known)), client, event.hello.key)
     roster = Outline.of_roster(identity.roster) if event.hello.brief else identity.roster
     told = Welcome(identity.to_bytes(), state.round, roster.to_bytes(), lost=state.lost)
     effects: list[Effect] = [Send(stream, told)]
@@ -272,21 +272,21 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
         effects.append(Replay(stream, commits, state.round))
     effects.append(Send(stream, farewell(state) if state.is_finished else RoundOpen(state.round)))
     effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits", client))
-    state = replace(state, diverged=state.diverged - {client})
+    state = state.but(diverged=state.diverged - {client})
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
     counts = state.who.key(client) == event.hello.key  # else from two rounds after its new key is written
     state = state.with_awaited(client) if keeps_up and counts else state.without_awaited([client])
     gathering = state.gathering and not _is_whole(state)
-    state = replace(state, gathering=gathering)
+    state = state.but(gathering=gathering)
     hello = event.hello
     if hello.voted > state.round and _is_ours(state, hello.voted, hello.voted_link, hello.voted_signature):
-        state = replace(state, bound=max(state.bound, hello.voted))  # it has lost commits, too
+        state = state.but(bound=max(state.bound, hello.voted))  # it has lost commits, too
     waits = state.extension is not None
     if gathering and not state.has_heard:
-        state = replace(state, heard=state.heard | {client})
+        state = state.but(heard=state.heard | {client})
         waits = waits and not state.has_heard  # the others have a whole deadline from there on
     if not waits and not state.is_finished:
-        state = replace(state, extension=state.extension or 0)
+        state = state.but(extension=state.extension or 0)
         effects.append(Alarm(state.round, state.extension or 0, state.settings.seconds(0)))
     return state, effects
 
@@ -310,4 +310,4 @@ def _enrolled(state: State, client: str, key: bytes) -> State:
         return state
     change = Change("rotate" if any(known) else "admit", client, key)
     others = tuple(other for other in state.proposed if not (other.kind == "rotate" and other.name == client))
-    return replace(state, proposed=(*others, change))
+    return state.but(proposed=(*others, change))

@@ -55,15 +55,18 @@ def rule_of(identity: Identity, own_rule: bool = False) -> aggregation.Compositi
     return aggregation.get_rule(identity.agreement.rule, identity.semantics)
 
 
-def is_final(context: Context, votes: int) -> bool:
+def is_final(context: Context, votes: int, *, of_all: bool = False) -> bool:
     """Return whether so many signed votes on a link make the commits that it contains final.
+
+    `of_all`: they are reports after the last round, which all clients make, and not only those who are invited.
 
     Two sets of more than (m + b) / 2 of m invited clients share an honest one, and that one signs one link per round.
     A client whose key was not known when the run was founded counts as one that may lie: nobody but the federator saw
     whose key it is.
     """
     unknown = sum(not key for key in context.identity.roster.keys)
-    return 2 * votes > context.invited + context.roster.byzantine + unknown
+    asked = context.roster.size if of_all else context.invited
+    return 2 * votes > asked + context.roster.byzantine + unknown
 
 
 def check_ballots(context: Context, decision: Decision) -> list[Ballot]:

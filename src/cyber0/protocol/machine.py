@@ -9,7 +9,6 @@ A vote counts if its client has signed it on the link of its round. Changes of t
 round that is decided, and are in force from the second round after it on.
 """
 
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -126,7 +125,7 @@ def _propose(state: State, changes: tuple[Change, ...]) -> Transition:
         stream = state.present[client].stream
         effects.append(HangUp(stream, REVOKING))
         state = leave(state, stream)
-    return replace(state, proposed=proposed, revoked=state.revoked | gone), effects
+    return state.but(proposed=proposed, revoked=state.revoked | gone), effects
 
 
 def with_proposed(state: State, changes: tuple[Change, ...]) -> tuple[Change, ...]:
@@ -154,7 +153,7 @@ def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
     client = stream.client
     votes = admit(state.votes, client, vote, state.settings.vote_bytes)
     state, before = state.with_awaited(client), state.votes
-    state = replace(state, votes=votes, waiting=without(state.waiting, client))
+    state = state.but(votes=votes, waiting=without(state.waiting, client))
     if client in votes.excluded and client not in before.excluded:
         return state, _rejection(stream, vote.round, votes.ballots(client)[-1])
     return state, []
@@ -163,11 +162,11 @@ def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
 def _late(state: State, stream: ClientStream, vote: Vote) -> Transition:
     """Take a vote for the round before. It shows that the client keeps up, so the open round waits for it."""
     client = stream.client
-    state, voted = replace(state.with_awaited(client), voted=state.voted.set(client, None)), state.voted
+    state, voted = state.with_awaited(client).but(voted=state.voted.set(client, None)), state.voted
     if client in voted or len(vote.scalars) != state.settings.vote_bytes:
         return state, []
     votes = add_late(state.votes, client, vote)
-    return replace(state, votes=votes), _rejection(stream, vote.round, votes.late[client])
+    return state.but(votes=votes), _rejection(stream, vote.round, votes.late[client])
 
 
 def _rejection(stream: ClientStream, number: int, ballot: Ballot) -> list[Effect]:
@@ -181,7 +180,7 @@ def _at_deadline(state: State, now: float) -> Transition:
     number = state.round
     state, effects = overdue(state)
     gathering = state.gathering and not state.has_heard
-    alone = replace(state.without_awaited(state.waiting), gathering=gathering, tried=frozenset())
+    alone = state.without_awaited(state.waiting).but(gathering=gathering, tried=frozenset())
     settled, effects = _decide_if_complete(alone, effects, now)
     if settled.round > number or settled.ahead or settled.is_finished:
         return settled, effects
@@ -191,7 +190,7 @@ def _at_deadline(state: State, now: float) -> Transition:
 def _out_of_patience(state: State, now: float) -> Transition:
     """Decide without those who have not voted, if the quorum is still there; they count again once they are in time."""
     if len(state.votes.counted) < state.who.quorum:
-        return replace(state, took=None), []  # a vote turned out not to count: the next quorum has its own patience
+        return state.but(took=None), []  # a vote turned out not to count: the next quorum has its own patience
     return _decide_if_complete(state.without_awaited(state.waiting), [], now)
 
 
@@ -200,7 +199,7 @@ def _note_quorum(state: State, effects: list[Effect], now: float) -> Transition:
     if state.took is not None or state.gathering or state.is_finished or len(state.votes.counted) < state.who.quorum:
         return state, effects
     took = max(0.0, now - state.opened)
-    state = replace(state, took=took)
+    state = state.but(took=took)
     if state.waiting:
         effects.append(Patience(state.round, state.settings.patient((*state.pace, took))))
     return state, effects
@@ -208,13 +207,14 @@ def _note_quorum(state: State, effects: list[Effect], now: float) -> Transition:
 
 def _extend(state: State, effects: list[Effect]) -> Transition:
     settings, extension = state.settings, (state.extension or 0) + 1
-    missing = set(state.voters).difference(state.votes.counted, state.votes.excluded)
-    effects += [Send(event.stream, RoundOpen(state.round)) for name, event in state.present.items() if name in missing]
+    heard = (state.votes.counted, state.votes.excluded)
+    missing = [name for name in state.voters if name in state.present and all(name not in group for group in heard)]
+    effects += [Send(state.present[name].stream, RoundOpen(state.round)) for name in missing]
     have = f"{len(state.votes.counted)} votes of at least {state.who.quorum}"
     text = withheld(state) or f"round {state.round}: {have} at the deadline, which is extended"
     effects.append(Notice(text, level="error" if state.round < state.bound else "warning"))
     effects.append(Alarm(state.round, extension, settings.seconds(extension)))
-    return replace(state, extension=extension), effects
+    return state.but(extension=extension), effects
 
 
 def _decide_if_complete(state: State, effects: list[Effect], now: float) -> Transition:
@@ -233,8 +233,8 @@ def _decide_if_complete(state: State, effects: list[Effect], now: float) -> Tran
     except (InvalidAggregation, InvalidCommit) as error:
         tried = frozenset(state.votes.counted)
         notice = Notice(f"round {state.round} cannot be decided: {error}", level="error")
-        return replace(state, tried=tried), [*effects, notice]
-    return _commit(replace(state, memory=memory), decision, effects, now)
+        return state.but(tried=tried), [*effects, notice]
+    return _commit(state.but(memory=memory), decision, effects, now)
 
 
 def _is_complete(state: State) -> bool:
@@ -260,7 +260,7 @@ def _compare(state: State) -> Transition:
     effects: list[Effect] = []
     for client in sorted(apart):
         votes = set_apart(state.votes, client, DIVERGED)
-        state = replace(state, votes=votes, diverged=state.diverged | {client}).without_awaited([client])
+        state = state.but(votes=votes, diverged=state.diverged | {client}).without_awaited([client])
         if client in state.present:
             effects += _rejection(state.present[client].stream, state.round, votes.ballots(client)[-1])
     return state, effects
@@ -290,15 +290,15 @@ def _commit(state: State, decision: Decision, effects: list[Effect], now: float)
     for client in state.votes.judged:
         voted = voted.set(client, None)
     pace = (*state.pace, state.took or 0.0)[-PACE:]
-    state = replace(state, head=head, previous=previous, votes=Votes(), voted=voted, extension=0, tried=frozenset())
-    state = replace(state, fresh=False) if state.fresh else state
+    state = state.but(head=head, previous=previous, votes=Votes(), voted=voted, extension=0, tried=frozenset())
+    state = state.but(fresh=False) if state.fresh else state
     state, cut = _in_force(state, roster)
-    state = replace(state, pace=pace).opening(now)
+    state = state.but(pace=pace).opening(now)
     effects += cut
     if state.is_finished:
         bye = farewell(state)
         ends = [Send(event.stream, bye) for event in state.present.values()]
-        return replace(state, extension=None), [*effects, *ends, Notice(bye.reason)]
+        return state.but(extension=None), [*effects, *ends, Notice(bye.reason)]
     return state, [*effects, Alarm(state.round, 0, state.settings.seconds(0))]
 
 
@@ -310,8 +310,8 @@ def _in_force(state: State, roster: Roster) -> Transition:
     rekeyed = {n for n, event in state.present.items() if roster.key(n) == event.hello.key != state.who.key(n)}
     awaited = (state.awaited | rekeyed) & roster.places.keys()
     voted = state.voted.update(dict.fromkeys(rekeyed))
-    state = replace(state, awaited=frozenset(awaited), revoked=revoked, voted=voted)
-    state, effects = replace(state, roster=roster, proposed=()), list[Effect]()
+    state = state.but(awaited=frozenset(awaited), revoked=revoked, voted=voted)
+    state, effects = state.but(roster=roster, proposed=()), list[Effect]()
     for client, event in state.present.items():
         if event.hello.key not in keys_of(state, client):
             effects += [Send(event.stream, Bye(REPLACED, final=True)), HangUp(event.stream, REPLACED)]

@@ -43,8 +43,8 @@ VERSION = 2
 class Ask:
     """A client that knows only the federator's address asks what is trained there, and for its place on the roster."""
 
-    client: str = ""
     version: int = VERSION
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

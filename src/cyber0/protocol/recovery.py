@@ -36,8 +36,8 @@ def go_on(state: State, effects: list[Effect]) -> Transition:
         effects.append(
             Notice(f"clients have given back what was lost: {state.round} rounds are decided", level="warning")
         )
-    state = replace(state, ahead={}, asked=None, moved=False, present=Map(), awaited=frozenset(), waiting=Map())
-    state = replace(state, extension=None)
+    state = state.but(ahead={}, asked=None, moved=False, present=Map(), awaited=frozenset(), waiting=Map())
+    state = state.but(extension=None)
     for event in waiting:
         state, more = arrive(state, event)
         effects += more
@@ -48,7 +48,7 @@ def _ask(state: State, longer: list[Arrived], effects: list[Effect]) -> Transiti
     """Ask the client with the longest chain; one that has not answered before comes last."""
     best = max(longer, key=lambda event: (event.stream.client not in state.silent, event.hello.commits))
     extension = state.extension or 0
-    state = replace(state, asked=best.stream, extension=extension)
+    state = state.but(asked=best.stream, extension=extension)
     return state, [
         *effects,
         Send(best.stream, Recall(state.round)),
@@ -91,8 +91,7 @@ def _after(state: State, steps: list[Step]) -> State:
     }
     head, roster = last.after.head, last.after.roster
     revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")
-    return replace(
-        state,
+    return state.but(
         head=head,
         previous=last.before.head.link or b"",
         roster=roster,
@@ -122,7 +121,7 @@ def overdue(state: State) -> Transition:
 def _drop(state: State, event: Arrived, reason: str, *, final: bool = False) -> Transition:
     client = event.stream.client
     ahead = {name: other for name, other in state.ahead.items() if name != client}
-    state = replace(state, ahead=ahead, asked=None, silent=state.silent | {client})
+    state = state.but(ahead=ahead, asked=None, silent=state.silent | {client})
     return state, refused(event.stream, reason, final=final)
 
 

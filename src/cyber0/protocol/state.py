@@ -1,7 +1,8 @@
 """What a federator knows between two events. What must survive a crash is in its ledger."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,20 @@ class State:
     tried: frozenset[str] = frozenset()  # whose votes the rule could make no commit of
     memory: Any = None  # of a rule with memory: what it makes of the commits so far
 
+    def but(self, **changes: Any) -> "State":
+        """Return the state with some fields changed, as `dataclasses.replace` does, in a fifth of the time.
+
+        >>> from cyber0.config import RunConfig
+        >>> begin(Settings.of(RunConfig(clients=1, byzantine=0))).but(took=1.0).took
+        1.0
+        """
+        made = object.__new__(State)
+        for put, value in zip(_SLOTS.values(), _values(self), strict=True):
+            put(made, value)
+        for name, value in changes.items():
+            _SLOTS[name](made, value)
+        return made
+
     @property
     def round(self) -> int:
         """The open one: as many are committed."""
@@ -89,7 +104,7 @@ class State:
         heard = client in self.votes.counted or client in self.votes.excluded
         if not heard and self.settings.is_invited(client, self.round, self.who):
             waiting = waiting.set(client, None)
-        return replace(self, awaited=awaited, waiting=waiting)
+        return self.but(awaited=awaited, waiting=waiting)
 
     def without_awaited(self, clients: Iterable[str]) -> "State":
         """Return the state in which clients do not keep up, and nothing waits for them."""
@@ -97,12 +112,12 @@ class State:
         gone = self.awaited.intersection(clients)
         for client in gone:
             waiting = without(waiting, client)
-        return replace(self, awaited=self.awaited - gone, waiting=waiting) if gone else self
+        return self.but(awaited=self.awaited - gone, waiting=waiting) if gone else self
 
     def opening(self, now: float) -> "State":
         """Return the state with a round that is open from now on: it waits for all who keep up and are invited."""
         waiting = Map({client: None for client in self.voters if client in self.awaited})
-        return replace(self, waiting=waiting, opened=now, took=None)
+        return self.but(waiting=waiting, opened=now, took=None)
 
     @property
     def has_heard(self) -> bool:
@@ -113,6 +128,12 @@ class State:
         """Return whether this is the stream that a client uses now; it may have opened another one since."""
         return stream.client in self.present and self.present[stream.client].stream == stream
 
+
+# How each field of a state is written, once, and how all of them are read.
+_SLOTS: dict[str, Callable[[State, Any], None]] = {
+    each.name: getattr(State, each.name).__set__ for each in fields(State)
+}
+_values: Callable[[State], tuple[Any, ...]] = attrgetter(*_SLOTS)
 
 Transition = tuple[State, list[Effect]]
 

@@ -328,7 +328,7 @@ def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: l
         if said.rounds == len(heads) - 1 and said.client in last.places:
             marks.setdefault(said.fingerprint, set()).add(said.client)
     for mark, clients in marks.items():
-        if is_final(Context(identity, rosters[-1], b""), len(clients)):
+        if is_final(Context(identity, rosters[-1], b""), len(clients), of_all=True):
             report.final = len(heads) - 1
             report.notes.append(f"{len(clients)} clients signed that they hold the weights {mark:016x} after it")
 
