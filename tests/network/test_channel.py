@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cyber0.errors import InvalidConfig
 from cyber0.network.channel import BEATS, GREETING, LINE, Channel, host_and_port
-from cyber0.network.connect import connect
+from cyber0.network.connect import ClientChannel, connect
 
 LIMIT = 1000
 RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing it resets the connection
@@ -255,3 +255,27 @@ def test_addresses(address):
 def test_what_is_no_address_is_refused_in_a_sentence(address):
     with pytest.raises(InvalidConfig, match="give a host and a port, such as"):
         asyncio.run(connect(address, None, limit=LIMIT))
+
+
+def test_a_federator_does_not_fill_the_memory_of_a_client_that_does_not_read():
+    async def run():
+        ours, raw = socket.socketpair()
+        ours.setblocking(False)
+        raw.setblocking(False)
+        limit, sent = 2**16, 0
+        client = ClientChannel(ours, limit=limit, token="")
+        frame, silent = memoryview(frames(bytes(limit)) * 64), 0
+        raw.sendall(GREETING + b"\n")
+        while silent < 100 and sent < len(frame):
+            try:
+                sent += raw.send(frame[sent:])
+                silent = 0
+            except BlockingIOError:
+                silent += 1
+            await asyncio.sleep(0)
+        held = len(await client.read())
+        client.channel.abort()
+        raw.close()
+        return held
+
+    assert asyncio.run(run()) <= 2

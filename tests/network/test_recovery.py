@@ -17,8 +17,10 @@ from tests.network.test_commands import RUN, command, join, until
 from tests.network.test_faults import commits, reach
 from tests.network.test_fork import cyber0
 
+from cyber0.network.control import ask
 from cyber0.network.member import Member
 from cyber0.protocol.messages import Recalled
+from cyber0.protocol.signing import encoded, new_key
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.replay import base, rebuild
@@ -76,6 +78,26 @@ def test_a_restored_federator_goes_on_with_what_its_clients_hold(tmp_path, every
         for name in names:
             parties.again(name)
         ends_well(parties, (kept, kept + 18))  # the very last one may have reached nobody
+
+
+def test_clients_that_have_an_outline_of_the_roster_give_back_rounds_though_it_has_changed(tmp_path):
+    with Parties(tmp_path, recipe(rounds=ROUNDS), linger=600.0) as parties:
+        parties.federator()
+        for name in parties.roster:
+            parties.client(name, snapshot_every=1000, audit=0.0)
+        reach(parties, KEPT)
+        kept = back_up(parties, tmp_path / "copy")
+        ask(
+            parties.ledger, {"kind": "admit", "name": "eve", "key": encoded(new_key().public_key()).hex()}, timeout=60.0
+        )
+        reach(parties, kept + 20)
+        names = ["federator", *parties.roster]
+        for name in names:
+            parties.kill(name)
+        restore(parties, tmp_path / "copy")
+        for name in names:
+            parties.again(name)
+        ends_well(parties, (kept, kept + 18))
 
 
 def test_one_client_alone_has_the_last_rounds(tmp_path):

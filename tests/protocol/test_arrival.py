@@ -116,6 +116,13 @@ def test_the_layout_that_any_of_them_sent_is_written_down():
     assert all(event.hello.layout == b"" for event in machine.state.present.values())
 
 
+def test_the_layout_of_a_run_that_is_founded_is_not_unpacked():
+    """It could be a small one that becomes large: each of them would take the time of many votes."""
+    machine = bench()
+    machine.come("ann", layout=b"what is no layout")
+    assert machine.sent("ann", Welcome)
+
+
 def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
     machine = founding()
     machine.come("ann", layout=b"another")

@@ -22,7 +22,7 @@ from cyber0.protocol.messages import VERSION
 
 __all__ = ["ClientChannel", "connect"]
 
-WAITING = 64  # messages that may wait to be read
+WAITING = 64  # messages that may wait to be read, unless they have more bytes than one may have
 TIMEOUT = 20.0  # seconds for a connection, and for its handshake
 
 
@@ -31,6 +31,7 @@ class ClientChannel:
 
     def __init__(self, sock: socket.socket, *, limit: int, token: str) -> None:
         self._messages: deque[bytes] = deque()
+        self._waiting = 0  # bytes
         self._more = asyncio.Event()
         self._refusal = ""
         self.channel = Channel(
@@ -59,22 +60,27 @@ class ClientChannel:
         if self._refusal:
             raise Refused(self._refusal)
         messages = list(self._messages)
-        self._messages.clear()
-        self.channel.resume()
+        self._forget()
         return messages
 
     async def end(self) -> None:
         """Write what waits, and wait until the federator has ended its side, too."""
         self.channel.end()
         while not self.channel.is_over:
-            self._messages.clear()
-            self.channel.resume()
+            self._forget()
             self._more.clear()
             await self._more.wait()
 
+    def _forget(self) -> None:
+        """Forget the messages that wait, and let others come."""
+        self._messages.clear()
+        self._waiting = 0
+        self.channel.resume()
+
     def _received(self, message: bytes) -> None:
         self._messages.append(message)
-        if len(self._messages) >= WAITING:
+        self._waiting += len(message)
+        if len(self._messages) >= WAITING or self._waiting >= self.channel.limit:
             self.channel.pause()
         self._more.set()
 

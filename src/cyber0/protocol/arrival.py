@@ -87,9 +87,16 @@ def _refusal(state: State, event: Arrived) -> str:
         meaning_from(hello.meaning)
     except InvalidIdentity as error:
         return str(error)
-    if hello.layout and hashlib.sha256(unpacked_layout(hello.layout)).digest() != hello.manifest:
-        return f"its manifest {hello.manifest.hex()[:16]} is not the digest of the layout it sends"
-    return _other_run(state.identity, hello) or _other_past(state, event)
+    return _other_layout(state, hello) or _other_run(state.identity, hello) or _other_past(state, event)
+
+
+def _other_layout(state: State, hello: Hello) -> str:
+    """Return what is wrong with the layout; of a run that is founded it is known, and is not worth the unpacking."""
+    if state.identity is not None or not hello.layout:
+        return ""
+    if hashlib.sha256(unpacked_layout(hello.layout)).digest() == hello.manifest:
+        return ""
+    return f"its manifest {hello.manifest.hex()[:16]} is not the digest of the layout it sends"
 
 
 def _other_key(state: State, client: str, key: bytes) -> str:

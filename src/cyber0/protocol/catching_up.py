@@ -206,6 +206,10 @@ def _step(position: Position, scalars: bytes, hashed: bytes, changes: tuple[Chan
 def _digests(message: Committed | CatchUp) -> dict[int, bytes]:
     """Return the digests of the rosters after rounds in which they change, as the federator says."""
     if isinstance(message, Committed):
+        if len(message.roster) not in (0, 32):  # with any other length evidence of what it signs could not be read
+            raise Refused(
+                f"the federator sends a roster's digest of {len(message.roster)} bytes: it must have 32 bytes"
+            )
         return {message.round: message.roster}
     parts = (message.rosters[at : at + 40] for at in range(0, len(message.rosters), 40))
     return {int.from_bytes(part[:8], "little"): part[8:] for part in parts}
