@@ -82,6 +82,7 @@ class Federation:
         self.until(lambda: self.viewer.last.get("rounds", 0) > 0, "the first round")
 
     def serve(self, *options):
+        """Start the federator: with options a new run, without them as before."""
         words = ["serve", "--ledger", self.ledger, "--listen", f"127.0.0.1:{self.port}", "--tls", self.keys, *options]
         words += ["--metrics", str(self.page), "--log", "json"]
         with (self.folder / "federator.log").open("a") as log:
@@ -90,6 +91,7 @@ class Federation:
         self.lives += 1
 
     def join(self, name):
+        """Start a client, always by the same command."""
         port = self.links.ports.get(name, self.port)
         words = ["join", f"127.0.0.1:{port}", "--tls", self.folders[name], "--state", self.folder / "state"]
         words += ["--device", "cpu", "--source", "embedded", "--deal", "iid", "--log", "json"]
@@ -102,12 +104,14 @@ class Federation:
         self.processes[name] = processes.Popen(processes.command(*words, before=before), env=environment)
 
     def stop(self, name):
+        """Kill a process."""
         process = self.processes[name]
         with suppress(ProcessLookupError):
             process.kill()
         process.wait()
 
     def signal(self, name, number):
+        """Send a process a signal, if it has not ended."""
         if self.processes[name].poll() is None:
             os.kill(self.processes[name].pid, number)
 
@@ -164,10 +168,12 @@ class Federation:
             self.memory.append((time.monotonic(), self.lives, kilobytes / 1024))
 
     def again(self, name):
+        """Start a process that was killed."""
         self.gone.discard(name)
         self.serve() if name == "federator" else self.join(name)
 
     def later(self, seconds, action):
+        """Do something when a time has passed."""
         heapq.heappush(self.agenda, (time.monotonic() + seconds, self.rng.random(), action))
 
     def turn(self, name, lie):

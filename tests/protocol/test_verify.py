@@ -511,6 +511,26 @@ def test_a_new_key_needs_the_old_one_or_a_certificate(asked):
     assert verify(ledger, authority=root()).findings == []
 
 
+@pytest.mark.parametrize("back", [5, 6], ids=["came and went", "voted afterwards"])
+def test_a_key_that_was_there_only_while_votes_are_lost_needs_no_certificate(back):
+    """Its certificate was lost with them: the record would be called unsound without anybody's fault."""
+    second = Change("rotate", "ann", PUBLIC["ann's second"])
+    changes = {1: (second,), back: (Change("rotate", "ann", PUBLIC["ann"]),)}
+    ledger = ledger_of()
+    for decision in decisions(RUN, 9, changes=changes):
+        lost = 1 <= decision.round < 7
+        append(ledger, replace(decision, ballots=(), lost=decision.ballots_hash) if lost else decision)
+    certify(ledger, "federator", *ROSTER)
+    report, text = verify(ledger, authority=root()), f"for the key {second.key.hex()[:16]} of ann"
+    if back == 5:
+        assert report.findings == []
+        assert report.verdict == "commits proven, votes missing of 6 rounds"
+        assert any(f"{text}, by which no vote that is here was signed" in note for note in report.notes)
+    else:
+        (finding,) = report.findings
+        assert finding.endswith(text)
+
+
 def test_what_is_no_key(tmp_path):
     path = tmp_path / "key.pem"
     for content in (b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):

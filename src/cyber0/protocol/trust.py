@@ -13,7 +13,7 @@ from cyber0.protocol.identity import Identity
 from cyber0.protocol.roster import Change, Roster
 from cyber0.protocol.signing import PublicKey, encoded, is_by
 
-__all__ = ["certified", "unpinned", "vouched"]
+__all__ = ["uncertified", "unpinned", "vouched"]
 
 UNUSABLE = (
     *(ValueError, TypeError, IndexError, InvalidSignature, InvalidSigner, UnsupportedAlgorithm),
@@ -50,24 +50,25 @@ def _certificate(data: bytes) -> x509.Certificate:
         return x509.load_der_x509_certificate(data)
 
 
-def certified(
+def uncertified(
     identity: Identity, rosters: Iterable[Roster], certificates: Iterable[bytes], authority: x509.Certificate
-) -> str:
-    """Return for which key of a run the authority does not vouch, in a sentence; an empty text if it does for all.
+) -> dict[tuple[str, bytes], str]:
+    """Return for which names and keys of a run the authority does not vouch, each with a sentence that says so.
 
-    A key that a client took by itself needs no certificate: its old key signed for it.
+    A key that a client took by itself needs no certificate: its old key signed for it. A federator has no name.
     """
-    known = vouched(certificates, authority)
+    known, doubtful = vouched(certificates, authority), dict[tuple[str, bytes], str]()
+    missing = "no certificate of this authority is here for the"
     if ("", identity.federator) not in known:
-        return "no certificate of this authority is here for the federator's key"
+        doubtful["", identity.federator] = f"{missing} federator's key"
     for roster in rosters:
         for change in roster.pending:
             if change.kind == "rotate" and _handed_over(identity, roster, change):
                 known.add((change.name, change.key))
         for name, key in zip(roster.names, roster.keys, strict=True):
             if key and (name, key) not in known:
-                return f"no certificate of this authority is here for the key {key.hex()[:16]} of {name}"
-    return ""
+                doubtful[name, key] = f"{missing} key {key.hex()[:16]} of {name}"
+    return doubtful
 
 
 def unpinned(identity: Identity, rosters: Iterable[Roster]) -> list[str]:

@@ -18,7 +18,7 @@ from cyber0.protocol.ledger import Report as Said
 from cyber0.protocol.records import Decision, from_wire
 from cyber0.protocol.roster import Roster
 from cyber0.protocol.signing import PublicKey, encoded, is_by, is_signed
-from cyber0.protocol.trust import certified, unpinned
+from cyber0.protocol.trust import uncertified, unpinned
 
 __all__ = ["Report", "verify"]
 
@@ -101,7 +101,7 @@ def verify(
         _check_signer(report, ledger.identity, seals, signer)
         _check_known(report, heads, head)
         _check_expected(report, ledger.identity, checker.rosters, expect)
-        _check_authority(report, ledger, checker.rosters, authority)
+        _check_authority(report, ledger, checker, authority)
         _check_reports(report, ledger, heads, checker.rosters)
         _note(report, ledger, own_rule)
     return report
@@ -114,6 +114,7 @@ class _Checker:
         self.rosters = [ledger.identity.roster]
         if self.roster != ledger.identity.roster:
             self.rosters.append(self.roster)
+        self.relied = list(self.rosters)  # those of which votes were checked, and that it begins with
         self.previous = b""
         self.rule = rule_of(self.identity, own_rule)
         self.memory = None if self.rule is None else aggregation.begin(self.rule)
@@ -181,6 +182,8 @@ class _Checker:
 
     def _check_round(self, head: Head, decision: Decision) -> None:
         voting = self.roster.enrolled(decision.changes)
+        if voting is not self.relied[-1]:
+            self.relied.append(voting)
         context = Context(self.identity, voting, head.link or b"", self.previous)
         counted = check_ballots(context, decision)
         if self.identity.signs:
@@ -297,17 +300,26 @@ def _check_expected(report: Report, identity: Identity, rosters: list[Roster], e
         report.authors = "the run's digest"
 
 
-def _check_authority(report: Report, ledger: Ledger, rosters: list[Roster], authority: x509.Certificate | None) -> None:
+def _check_authority(report: Report, ledger: Ledger, checker: _Checker, authority: x509.Certificate | None) -> None:
+    """Check that the authority vouches for all keys that something in the record rests on.
+
+    A certificate comes with its client. That of a key which came and went in rounds whose votes are lost, is lost, too.
+    """
     if authority is None:
         return
     identity = ledger.identity
     if not identity.signs:
         report.findings.append("its votes are not signed, so that this authority vouches for none of them")
         return
-    doubtful = certified(identity, rosters, ledger.certificates, authority)
-    if doubtful:
-        report.findings.append(doubtful)
-    else:
+    doubtful = uncertified(identity, checker.rosters, ledger.certificates, authority)
+    relied = {("", identity.federator)}
+    for roster in (*checker.relied, checker.rosters[-1].in_force()) if doubtful else ():
+        relied.update(zip(roster.names, roster.keys, strict=True))
+    report.findings += [text for entry, text in doubtful.items() if entry in relied][:1]
+    report.notes += [
+        f"{text}, by which no vote that is here was signed" for entry, text in doubtful.items() if entry not in relied
+    ]
+    if not report.findings:
         report.authors = "the authority's certificates"
 
 
