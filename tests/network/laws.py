@@ -10,7 +10,9 @@ from cyber0.protocol import evidence
 from cyber0.protocol.sqlite import File
 from cyber0.replay import base, rebuild
 
-SHOWN = ("sf", "nan", "equivocate")  # lies that stand out on the page; those who tell others may seem to be slow
+# Lies that stand out whenever they are told. A negated vote does while honest votes agree: in small batches of a model
+# that has learnt they are mostly noise. Who sends votes for other rounds may seem to be slow.
+SHOWN = ("nan", "equivocate")
 LONG = 30.0  # seconds after which a lie is to be seen
 GROWTH, MORE = 1.5, 50  # times and MiB that a federator may take more than after a quarter of its life
 WORDS = {"admit": "is admitted", "revoke": "is revoked", "rotate": "has a new key"}
