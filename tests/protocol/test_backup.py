@@ -114,3 +114,20 @@ def test_a_bind_mount_of_a_ledger_in_use_is_refused(tmp_path):
         finally:
             subprocess.run(["umount", other], check=True)
         process.kill()
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_federator_that_is_killed_while_it_closes_a_ledger_leaves_it_whole(tmp_path, read_only):
+    """All is in the file by then, and the log removed; only the file still says that it has a log."""
+    path, copy = tmp_path / "run.ledger", tmp_path / "copy"
+    with File(path) as ledger:
+        fill(ledger, identity(), 20)
+    with path.open("r+b") as file:
+        file.seek(18)
+        file.write(b"\2\2")
+    shutil.copy(path, copy)
+    with pytest.raises(InvalidLedger, match="is not whole"):  # for what is known of a copy
+        File(copy, read_only=read_only)
+    with File(path, read_only=read_only) as ledger:
+        assert ledger.head.rounds == 20
+        assert verify(ledger).sound

@@ -16,7 +16,7 @@ from cyber0.protocol.identity import Identity, layout_bytes
 from cyber0.protocol.ledger import ExportedRun, Report, Written, check_seal, imported_rounds, prepared
 from cyber0.protocol.records import Ballot, Decision, Verdict
 from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
-from cyber0.protocol.storage import Lock, connect, copy, leave_wal, sync_folder, trust
+from cyber0.protocol.storage import Lock, check_whole, connect, copy, leave_wal, sync_folder, trust
 
 __all__ = ["File"]
 
@@ -123,6 +123,7 @@ class File:
         self._has_tables = self._has_later = True  # any at all; those that a ledger of the same version may lack
         self._connection: Any = None
         try:
+            check_whole(self.path)
             if not read_only:
                 self._lock = Lock(self.path)
             self._connection = connect(self.path, read_only=read_only)

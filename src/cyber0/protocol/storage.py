@@ -11,7 +11,7 @@ from urllib.parse import quote
 from cyber0 import files
 from cyber0.errors import InvalidLedger
 
-__all__ = ["Lock", "connect", "copy", "leave_wal", "sync_folder", "trust"]
+__all__ = ["Lock", "check_whole", "connect", "copy", "leave_wal", "sync_folder", "trust"]
 
 LARGEST = 2**28  # bytes of a text or blob
 STEPS, PER_BYTE = 10**7, 20  # that SQLite may take to open a file, and for each byte of it
@@ -30,7 +30,6 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     cyber0.errors.InvalidLedger: there is no ledger no/such/run.ledger
     """
     _check_place(path, read_only=read_only)
-    _check_whole(path)
     modes = ["mode=ro", "mode=ro&immutable=1"] if read_only else ["mode=rwc"]
     if _beside(path, "-wal").exists():
         modes = modes[:1]  # an immutable database would be read without what is in there
@@ -94,7 +93,7 @@ def _sentence(path: Path, problem: str) -> str:
     return f"{path} cannot be opened: {problem}"
 
 
-def _check_whole(path: Path) -> None:
+def check_whole(path: Path) -> None:
     """Refuse a file without its write-ahead log: a copy of a ledger in use, or another name of one."""
     for _ in range(60):  # a federator that starts or ends makes or removes its log in this instant
         if not _lacks_log(path):
@@ -115,7 +114,9 @@ def _lacks_log(path: Path) -> bool:
     except OSError:  # SQLite says why
         return False
     in_log = head.startswith(b"SQLite format 3\0") and head[18:19] == bytes([WAL_MODE])
-    return in_log and not _beside(path, "-wal").exists()
+    # A federator that is killed while it closes a ledger has put all into this file and removed the log, but not said
+    # so in the file: under the name that it locked, the file is whole.
+    return in_log and not any(_beside(path, suffix).exists() for suffix in ("-wal", "-lock"))
 
 
 def _beginning(path: Path) -> bytes:
