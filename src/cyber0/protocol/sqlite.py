@@ -123,9 +123,9 @@ class File:
         self._has_tables = self._has_later = True  # any at all; those that a ledger of the same version may lack
         self._connection: Any = None
         try:
-            check_whole(self.path)
             if not read_only:
                 self._lock = Lock(self.path)
+            check_whole(self.path, self._lock)
             self._connection = connect(self.path, read_only=read_only)
             self._check_schema()
             if not read_only:

@@ -93,12 +93,21 @@ def _sentence(path: Path, problem: str) -> str:
     return f"{path} cannot be opened: {problem}"
 
 
-def check_whole(path: Path) -> None:
-    """Refuse a file without its write-ahead log: a copy of a ledger in use, or another name of one."""
+def check_whole(path: Path, lock: "Lock | None" = None) -> None:
+    """Refuse a file without its write-ahead log: a copy of a ledger in use, or another name of one.
+
+    A federator that is killed while it closes a ledger has put all into the file and removed the log, but not said so
+    in the file. Under the name that a federator has locked before, the file is whole all the same.
+    """
+    name = _beside(path, "-lock")
+    if name.exists() if lock is None else lock.was_there:
+        return
     for _ in range(60):  # a federator that starts or ends makes or removes its log in this instant
         if not _lacks_log(path):
             return
         time.sleep(0.05)
+    if lock is not None:
+        name.unlink(missing_ok=True)  # it was made just now, and says nothing about this file
     raise InvalidLedger(
         f"{path} is not whole: a federator had it open when it was copied or got this name, and its newest rounds are "
         f"in a write-ahead log that is not here as {_beside(path, '-wal').name}. Copy a ledger in use by cyber0 ledger "
@@ -114,9 +123,7 @@ def _lacks_log(path: Path) -> bool:
     except OSError:  # SQLite says why
         return False
     in_log = head.startswith(b"SQLite format 3\0") and head[18:19] == bytes([WAL_MODE])
-    # A federator that is killed while it closes a ledger has put all into this file and removed the log, but not said
-    # so in the file: under the name that it locked, the file is whole.
-    return in_log and not any(_beside(path, suffix).exists() for suffix in ("-wal", "-lock"))
+    return in_log and not _beside(path, "-wal").exists()
 
 
 def _beginning(path: Path) -> bytes:
@@ -147,12 +154,15 @@ class Lock:
         _check_place(path, read_only=False)
         if path.exists() and _key(path) in _locked:
             raise taken()
+        self.was_there = _beside(path, "-lock").exists()  # since a federator has had this name open before
         try:
             self._name: Any = files.lock_file(_beside(path, "-lock"), taken)
             try:
                 self._file: Any = files.lock_file(path, taken, mode="a+b")
             except BaseException:
                 self._name.close()
+                if not self.was_there:
+                    _beside(path, "-lock").unlink(missing_ok=True)
                 raise
         except OSError as error:
             raise InvalidLedger(f"{path} cannot be locked, in {path.resolve().parent}: {error.strerror}") from None
