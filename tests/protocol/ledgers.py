@@ -20,7 +20,7 @@ from cyber0.protocol.signing import encoded, sign
 ROSTER = ("ann", "bob", "cy", "dee", "émile")
 KEYS = {  # Ed25519: it gives the same signature of the same statement again
     name: Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
-    for name in (*ROSTER, "fay", "gus", "ann's second", "federator")
+    for name in (*ROSTER, "fay", "gus", "ann's second", "ann's third", "bob's second", "federator")
 }
 PUBLIC = {name: encoded(key.public_key()) for name, key in KEYS.items()}
 OWNERS = {public: KEYS[name] for name, public in PUBLIC.items()}

@@ -31,9 +31,9 @@ from cyber0.config import Agreement
 from cyber0.errors import InvalidConfig, InvalidIdentity, InvalidLedger, InvalidSigner
 from cyber0.protocol import export
 from cyber0.protocol.audit import Context, is_final
-from cyber0.protocol.chain import Seal
+from cyber0.protocol.chain import Seal, done_statement
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import Memory
+from cyber0.protocol.ledger import Memory, Report
 from cyber0.protocol.records import Ballot, to_wire
 from cyber0.protocol.roster import Change, Roster
 from cyber0.protocol.signing import encoded, private_key, public_key, sign
@@ -511,16 +511,21 @@ def test_a_new_key_needs_the_old_one_or_a_certificate(asked):
     assert verify(ledger, authority=root()).findings == []
 
 
-@pytest.mark.parametrize("back", [5, 6], ids=["came and went", "voted afterwards"])
-def test_a_key_that_was_there_only_while_votes_are_lost_needs_no_certificate(back):
-    """Its certificate was lost with them: the record would be called unsound without anybody's fault."""
-    second = Change("rotate", "ann", PUBLIC["ann's second"])
-    changes = {1: (second,), back: (Change("rotate", "ann", PUBLIC["ann"]),)}
+def forgetful(changes):
+    """A run of nine rounds whose votes of rounds 1 to 6 are lost, with the certificates of its first keys."""
     ledger = ledger_of()
     for decision in decisions(RUN, 9, changes=changes):
         lost = 1 <= decision.round < 7
         append(ledger, replace(decision, ballots=(), lost=decision.ballots_hash) if lost else decision)
     certify(ledger, "federator", *ROSTER)
+    return ledger
+
+
+@pytest.mark.parametrize("back", [5, 6], ids=["came and went", "voted afterwards"])
+def test_a_key_that_was_there_only_while_votes_are_lost_needs_no_certificate(back):
+    """Its certificate was lost with them: the record would be called unsound without anybody's fault."""
+    second = Change("rotate", "ann", PUBLIC["ann's second"])
+    ledger = forgetful({1: (second,), back: (Change("rotate", "ann", PUBLIC["ann"]),)})
     report, text = verify(ledger, authority=root()), f"for the key {second.key.hex()[:16]} of ann"
     if back == 5:
         assert report.findings == []
@@ -529,6 +534,32 @@ def test_a_key_that_was_there_only_while_votes_are_lost_needs_no_certificate(bac
     else:
         (finding,) = report.findings
         assert finding.endswith(text)
+
+
+def test_a_key_nobody_vouches_for_hands_on_nothing():
+    """A federator could have made it up in rounds whose votes are lost, and signed with it for the next."""
+    second = Change("rotate", "ann", PUBLIC["ann's second"])
+    third = Change("rotate", "ann", PUBLIC["ann's third"])
+    third = replace(third, signature=sign(KEYS["ann's second"], third.statement(RUN.digest)))
+    (finding,) = verify(forgetful({1: (second,), 4: (third,)}), authority=root()).findings
+    assert finding.endswith(f"for the key {third.key.hex()[:16]} of ann")
+    second = replace(second, signature=sign(KEYS["ann"], second.statement(RUN.digest)))
+    assert verify(forgetful({1: (second,), 4: (third,)}), authority=root()).findings == []
+
+
+def test_a_key_that_was_there_only_while_votes_are_lost_makes_no_commit_final():
+    names = ("ann", "bob")
+    there = tuple(Change("rotate", name, PUBLIC[f"{name}'s second"]) for name in names)
+    back = tuple(Change("rotate", name, PUBLIC[name]) for name in names)
+    ledger = forgetful({1: there, 4: back})
+    reported(ledger, "cy", "dee")
+    statement = done_statement(RUN.digest, 9, ledger.head.link, 7)
+    for name in names:
+        ledger.report(Report(name, 9, 7, sign(KEYS[f"{name}'s second"], statement)))
+    report = verify(ledger, authority=root())
+    assert (report.findings, report.final) == ([], 8)
+    reported(ledger, *names)
+    assert verify(ledger, authority=root()).final == 9
 
 
 def test_what_is_no_key(tmp_path):

@@ -10,7 +10,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cyber0.errors import InvalidSigner
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.roster import Change, Roster
+from cyber0.protocol.roster import Roster
 from cyber0.protocol.signing import PublicKey, encoded, is_by
 
 __all__ = ["uncertified", "unpinned", "vouched"]
@@ -55,16 +55,15 @@ def uncertified(
 ) -> dict[tuple[str, bytes], str]:
     """Return for which names and keys of a run the authority does not vouch, each with a sentence that says so.
 
-    A key that a client took by itself needs no certificate: its old key signed for it. A federator has no name.
+    A key that a client took by itself needs no certificate: its old key, known itself, signed for it. A federator has
+    no name.
     """
     known, doubtful = vouched(certificates, authority), dict[tuple[str, bytes], str]()
     missing = "no certificate of this authority is here for the"
     if ("", identity.federator) not in known:
         doubtful["", identity.federator] = f"{missing} federator's key"
     for roster in rosters:
-        for change in roster.pending:
-            if change.kind == "rotate" and _handed_over(identity, roster, change):
-                known.add((change.name, change.key))
+        known |= _handed_over(identity, roster, known)
         for name, key in zip(roster.names, roster.keys, strict=True):
             if key and (name, key) not in known:
                 doubtful[name, key] = f"{missing} key {key.hex()[:16]} of {name}"
@@ -75,13 +74,18 @@ def unpinned(identity: Identity, rosters: Iterable[Roster]) -> list[str]:
     """Return the clients with a key that is neither that of the run's beginning nor signed for with the one before."""
     known, names = set(zip(identity.roster.names, identity.roster.keys, strict=True)), dict[str, None]()
     for roster in rosters:
-        for change in roster.pending:
-            if change.kind == "rotate" and _handed_over(identity, roster, change):
-                known.add((change.name, change.key))
+        known |= _handed_over(identity, roster, known)
         entries = zip(roster.names, roster.keys, strict=True)
         names.update(dict.fromkeys(name for name, key in entries if key and (name, key) not in known))
     return list(names)
 
 
-def _handed_over(identity: Identity, roster: Roster, change: Change) -> bool:
-    return is_by(roster.key(change.name), change.signature, change.statement(identity.digest))
+def _handed_over(identity: Identity, roster: Roster, known: set[tuple[str, bytes]]) -> set[tuple[str, bytes]]:
+    """Return the names and keys that clients are about to take, and signed for with keys that are known."""
+    return {
+        (change.name, change.key)
+        for change in roster.pending
+        if change.kind == "rotate"
+        and (change.name, roster.key(change.name)) in known
+        and is_by(roster.key(change.name), change.signature, change.statement(identity.digest))
+    }

@@ -3,7 +3,7 @@
 A finding is a sentence about the first round that is wrong; the rounds after it cannot match the chain either.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from cryptography import x509
@@ -313,7 +313,7 @@ def _check_authority(report: Report, ledger: Ledger, checker: _Checker, authorit
         return
     doubtful = uncertified(identity, checker.rosters, ledger.certificates, authority)
     relied = {("", identity.federator)}
-    for roster in (*checker.relied, checker.rosters[-1].in_force()) if doubtful else ():
+    for roster in (*checker.relied, *_present(checker.rosters)) if doubtful else ():
         relied.update(zip(roster.names, roster.keys, strict=True))
     report.findings += [text for entry, text in doubtful.items() if entry in relied][:1]
     report.notes += [
@@ -323,8 +323,16 @@ def _check_authority(report: Report, ledger: Ledger, checker: _Checker, authorit
         report.authors = "the authority's certificates"
 
 
+def _present(rosters: list[Roster]) -> tuple[Roster, Roster]:
+    """Return the roster after the last round, and what it is with the changes that are pending."""
+    return rosters[-1], rosters[-1].in_force()
+
+
 def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: list[Roster]) -> None:
-    """Check what clients signed at the end; a quorum of those that hold the last link makes its last commit final."""
+    """Check what clients signed at the end; a quorum of those that hold the last link makes its last commit final.
+
+    A key that a client has no longer signs for nothing: the authority may not vouch for it (see `_check_authority`).
+    """
     identity, last = ledger.identity, rosters[-1].in_force()
     if not identity.signs:
         return
@@ -333,11 +341,11 @@ def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: l
         if not 0 <= said.rounds < len(heads):
             report.findings.append(f"{said.client} reports {said.rounds} rounds, and {len(heads) - 1} are here")
             return
-        keys = {roster.key(said.client) for roster in (*rosters, last)}
-        if not _is_reported(said, identity, heads[said.rounds], keys):
+        if not _is_reported(said, identity, heads[said.rounds], (*rosters, last)):
             report.findings.append(f"the report of {said.client} on {said.rounds} rounds is not signed by it")
             return
-        if said.rounds == len(heads) - 1 and said.client in last.places:
+        at_the_end = said.rounds == len(heads) - 1 and said.client in last.places
+        if at_the_end and _is_reported(said, identity, heads[-1], _present(rosters)):
             marks.setdefault(said.fingerprint, set()).add(said.client)
     for mark, clients in marks.items():
         if is_final(Context(identity, rosters[-1], b""), len(clients), of_all=True):
@@ -345,11 +353,11 @@ def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: l
             report.notes.append(f"{len(clients)} clients signed that they hold the weights {mark:016x} after it")
 
 
-def _is_reported(said: Said, identity: Identity, head: Head, keys: set[bytes]) -> bool:
+def _is_reported(said: Said, identity: Identity, head: Head, rosters: Iterable[Roster]) -> bool:
     if head.link is None:  # of imported rounds
         return True
     statement = done_statement(identity.digest, said.rounds, head.link, said.fingerprint)
-    return any(is_by(key, said.signature, statement) for key in keys)
+    return any(is_by(key, said.signature, statement) for key in {roster.key(said.client) for roster in rosters})
 
 
 def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
