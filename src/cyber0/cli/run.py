@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from cyber0.callbacks import Callback
+from cyber0.cli.catalogue import NAMES
 from cyber0.cli.errors import keeping
 from cyber0.cli.recipe import read_recipe
 from cyber0.config import Agreement, MachineOptions, Options, RunConfig, SimulationOptions
@@ -36,7 +37,7 @@ def with_options(*groups: type[Options]) -> Callable[[Callable[..., None]], Call
         own = [p for p in Signature.from_callable(command).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
         for group in groups:
             for name, field in group.model_fields.items():
-                help_text = _help(field.annotation, field.description or "", field.default)
+                help_text = _help(name, field.annotation, field.description or "", field.default)
                 option = typer.Option(help=help_text, show_default=False, rich_help_panel=PANELS[group])
                 annotation = Annotated[_plain(field.annotation) | None, option]
                 own.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
@@ -47,8 +48,9 @@ def with_options(*groups: type[Options]) -> Callable[[Callable[..., None]], Call
     return decorate
 
 
-def _help(annotation: Any, description: str, default: Any) -> str:
+def _help(name: str, annotation: Any, description: str, default: Any) -> str:
     choices = f" One of {', '.join(get_args(annotation))}." if get_origin(annotation) is Literal else ""
+    choices += f" Known: {', '.join(NAMES[name])}." if name in NAMES else ""
     return description + choices + ("" if default is None else rf" \[default: {default}]")
 
 

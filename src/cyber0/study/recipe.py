@@ -91,19 +91,19 @@ class Recipe(BaseModel):
     """
 
     model_config = STRICT
-    title: str = "A study"
+    title: str = Field("A study", description="What the report is called.")
     note: str = Field("", description="What a reader should know: the choices made, and why.")
     seeds: int = Field(5, ge=1, description="How many seeds.")
     first_seed: int = Field(0, ge=0, lt=2**32, description="The first of them; the others follow it.")
     keep: bool = Field(False, description="Whether each run is kept as a file that rebuilds its model.")
-    base: dict[str, Any] = {}
+    base: dict[str, Any] = Field({}, description="Keys of all runs.")
     axes: dict[str, list[Any] | dict[str, Any]] = Field(
         {}, description="The grid; without one there is a single cell, the base."
     )
-    exclude: list[Pattern] = []
+    exclude: list[Pattern] = Field([], description="Cells with all of these labels are left out.")
     also: list[Cell] = Field([], description="Cells outside the grid.")
-    table: Table | None = None
-    figures: list[Figure] = []
+    table: Table | None = Field(None, description="Which axes are its `rows` and which its `columns`.")
+    figures: list[Figure] = Field([], description="Curves; by default accuracy over rounds.")
     paper: dict[str, dict[str, tuple[float, float]]] = Field(
         {}, description="Published numbers, in percent: row, column, (mean, s.d.)."
     )
