@@ -16,6 +16,7 @@ from cyber0.cli.join import join
 from cyber0.cli.keys import keys
 from cyber0.cli.ledger import ledger
 from cyber0.cli.names import list_names
+from cyber0.cli.plot import plot
 from cyber0.cli.replay import replay
 from cyber0.cli.roster import admit, extend, revoke, roster, rotate
 from cyber0.cli.run import run
@@ -54,6 +55,7 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(run)
 app.command()(study)
+app.command()(plot)
 app.command()(data)
 app.command()(demo)
 app.command()(doctor)

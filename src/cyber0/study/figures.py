@@ -10,28 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.extras import require
+from cyber0.simulation.plots import COLOURS, FORMATS, INK, PAPER, RULE, STYLE
 from cyber0.study.recipe import Cell, Figure, Labels, Recipe
 from cyber0.study.results import Results
 from cyber0.study.statistics import Run, rank, runs
 
 __all__ = ["COLOURS", "FORMATS", "INK", "PAPER", "RULE", "Curve", "chosen", "curves", "draw"]
 
-FORMATS = ("svg", "pdf", "png")
-INK, RULE, PAPER = "#1c2430", "#d9dee5", "#ffffff"  # text, grid, background: a page may replace them in the SVG
-# Okabe and Ito's colours, which colour-blind readers tell apart; then some of Tol's for long lists
-COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8f98"),
-    *("#882255", "#44aa99", "#999933", "#aa4499", "#661100"),
-)
 STROKES = ("solid", (0, (4.5, 1.8)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
 MOST_LINES = 12  # in a figure that the recipe does not ask for
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "svg.hashsalt": "cyber0",
-    "pdf.fonttype": 42,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
-}
 
 Floats = NDArray[np.float64]
 
