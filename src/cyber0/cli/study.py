@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cyber0.study.study import Watch
     from cyber0.study.work import Batch, Outcome
 
-__all__ = ["study"]
+__all__ = ["show", "study"]
 
 
 def study(
@@ -151,7 +151,7 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
     with keeping(lambda: _kept(folder)), _Display(console, recipe) as watch:
         results = play(recipe, folder, watch=watch, **options)
     if len(results.frame):
-        _show(console, results)
+        show(console, results)
         console.print(f"report    {folder / 'report.html'}", markup=False, highlight=False)
     if results.failures:
         _say_failures(console, results.failures)
@@ -261,8 +261,8 @@ class _Display:
             self.lines.say(f"{cell}: best accuracy {sum(accuracies) / len(accuracies):.1f} %{paper}")
 
 
-def _show(console: Console, results: "Results") -> None:
-    """Print the table: means in percent, the paper's in parentheses, the worst of each row in bold."""
+def show(console: Console, results: "Results") -> None:
+    """Print the table: means and s.d. in percent, beside them the paper's or the last; the worst of a row in bold."""
     from cyber0.study.statistics import agreement, measure
     from cyber0.study.tables import grid
 
@@ -273,7 +273,12 @@ def _show(console: Console, results: "Results") -> None:
         table.add_column(column or "best accuracy", justify="right")
     for row in shown.rows:
         table.add_row(*row, *(_entry(shown.cells.get((row, c)), shown.worst.get(row)) for c in shown.columns))
+    beside = (
+        "in parentheses the paper's" if any(cell.paper for cell in cells) else "in parentheses after the last round"
+    )
+    spread = f"mean ± s.d. of {results.recipe.seeds} seeds" if results.recipe.seeds > 1 else "one seed"
     console.print(table)
+    console.print(f"best accuracy of each run in percent, {spread}; {beside}", highlight=False)
     for cell in shown.beside:
         console.print(f"{cell.name}: {_entry(cell, None)}", highlight=False)
     found = agreement([cell for cell in cells if not cell.beside])
@@ -282,7 +287,10 @@ def _show(console: Console, results: "Results") -> None:
 
 
 def _entry(cell: "Measured | None", worst: "Measured | None") -> str:
+    from cyber0.study.tables import mean_and_sd
+
     if cell is None or cell.best is None:
         return "" if cell is None else "not run"
-    ours = f"[bold]{cell.best.mean:.1f}[/]" if cell is worst else f"{cell.best.mean:.1f}"
-    return ours if cell.paper is None else f"{ours} [dim]({cell.paper.mean:.1f})[/]"
+    ours = f"[bold]{mean_and_sd(cell.best)}[/]" if cell is worst else mean_and_sd(cell.best)
+    other = cell.paper or cell.final
+    return ours if other is None else f"{ours} [dim]({other.mean:.1f})[/]"

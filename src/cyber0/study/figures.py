@@ -38,6 +38,11 @@ class Curve:
     note: str = ""
 
     @property
+    def band(self) -> tuple[Floats, Floats]:
+        """Return the edges of the band of one s.d., which is from 0 to 100 as accuracies are."""
+        return np.maximum(self.mean - self.sd, 0.0), np.minimum(self.mean + self.sd, 100.0)
+
+    @property
     def name(self) -> str:
         """Return the labels joined by commas, and the note."""
         return ", ".join(self.labels) + (f" ({self.note})" if self.note else "")
@@ -64,6 +69,8 @@ def curves(results: Results, figure: Figure) -> dict[str, list[Curve]]:
     """Return the lines of each panel by its label ('' without panels), without cells that have no runs."""
     recipe, played = results.recipe, runs(results)
     kept = [cell for cell in recipe.cells() if _fits(cell.labels, figure)]
+    if figure.worst:  # where nobody lies is no worst case
+        kept = [cell for cell in kept if cell.attacked] or kept
     axes = _line_axes(recipe, figure, kept)
     panels: dict[str, dict[tuple[str, ...], list[list[Run]]]] = {label: {} for label in _panels(recipe, figure, kept)}
     for cell in kept:
@@ -194,9 +201,9 @@ def _draw_panel(place: Any, figure: Figure, lines: Sequence[Curve], styles: dict
         style = styles[curve.labels]
         seen = curve.bytes_up > 0 if figure.x == "bytes" else slice(None)  # a log axis cannot show 0 bytes
         x = (curve.bytes_up if figure.x == "bytes" else curve.rounds)[seen]
-        mean, sd = curve.mean[seen], curve.sd[seen]
-        place.fill_between(x, mean - sd, mean + sd, color=style["color"], alpha=0.13, linewidth=0)
-        place.plot(x, mean, linewidth=1.6, solid_capstyle="round", **style)
+        low, high = (edge[seen] for edge in curve.band)
+        place.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
+        place.plot(x, curve.mean[seen], linewidth=1.6, solid_capstyle="round", **style)
 
 
 def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, list[Curve]], across: int) -> None:
@@ -242,16 +249,16 @@ def _limits(panels: dict[str, list[Curve]]) -> tuple[float, float]:
 
 
 def _legend(canvas: Any, styles: dict[tuple[str, ...], Any], panels: dict[str, list[Curve]]) -> None:
-    """Add the legend: beside a single panel, in the order of the last values; else below, in the recipe's order."""
+    """Add the legend, in the recipe's order: beside a single panel, else below."""
     lines = require("matplotlib.lines", extra="study")
     drawn = {curve.labels: curve for each in panels.values() for curve in each}
     single = len(panels) == 1
-    order = sorted(drawn, key=lambda labels: -drawn[labels].mean[-1:].sum()) if single else list(styles)
     handles = [
-        lines.Line2D([], [], linewidth=2, label=_escape(drawn[labels].name), **styles[labels]) for labels in order
+        lines.Line2D([], [], linewidth=2, label=_escape(drawn[labels].name), **style)
+        for labels, style in styles.items()
     ]
     if handles:
-        below = {"loc": "outside lower center", "ncols": _columns([drawn[labels].name for labels in order])}
+        below = {"loc": "outside lower center", "ncols": _columns([drawn[labels].name for labels in styles])}
         place = {"loc": "outside right center"} if single else below
         canvas.legend(handles=handles, frameon=False, fontsize=8.5, handlelength=2.6, **place)
 

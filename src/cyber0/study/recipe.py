@@ -50,6 +50,11 @@ class Cell(BaseModel):
         """Return its labels, separated by commas."""
         return ", ".join(self.labels.values())
 
+    @property
+    def attacked(self) -> bool:
+        """Whether somebody lies in it."""
+        return self.values.get("attack", "none") != "none"
+
     def config(self, seed: int) -> RunConfig:
         """Return the configuration of its run with a seed."""
         values: dict[str, Any] = {**self.values, "seed": seed}

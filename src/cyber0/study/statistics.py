@@ -94,11 +94,17 @@ class Sample:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95% confidence interval of the mean, by Student's t with n - 1 degrees of freedom."""
+        """Return the 95% confidence interval of the mean, by Student's t with n - 1 degrees of freedom.
+
+        An accuracy is from 0 to 100, and so is its interval.
+
+        >>> Sample(99.0, 2.0, 3).interval[1]
+        100.0
+        """
         if self.sd is None:
             return None
         half = _quantile(self.n - 1) * self.sd / math.sqrt(self.n)
-        return self.mean - half, self.mean + half
+        return max(self.mean - half, 0.0), min(self.mean + half, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
