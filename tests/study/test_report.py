@@ -154,10 +154,10 @@ def test_without_published_numbers_the_table_is_coloured_by_accuracy():
     frame["accuracy"] = [{"cwtm": 0.9, "krum": 0.5}[rule] for rule in frame["rule"]]
     page = render(Results(recipe, frame))
     assert re.findall(r'class="level[ a-z]*" style="--level: (\d+)%"', page) == ["100", "100", "0", "0"]
-    assert "Colours: best accuracy" in page
+    assert "Colours: accuracy" in page
     assert "Distance from the paper" not in page
     assert page.count("last 90.0") >= 2
-    assert "Colours: best accuracy" not in render(RESULTS)
+    assert "Colours: accuracy" not in render(RESULTS)
 
 
 def test_the_terminal_shows_spread_and_the_last_accuracy():

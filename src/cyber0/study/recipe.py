@@ -107,6 +107,12 @@ class Recipe(BaseModel):
     )
     exclude: list[Pattern] = Field([], description="Cells with all of these labels are left out.")
     also: list[Cell] = Field([], description="Cells outside the grid.")
+    choose: dict[str, list[Any]] = Field(
+        {}, description="Keys whose values are chosen on validation samples, e.g. `lr = [0.01, 0.1]`."
+    )
+    choose_for: list[str] | None = Field(
+        None, description="Axes each label of which has a choice of its own; all but `attack` if not given."
+    )
     table: Table | None = Field(None, description="Which axes are its `rows` and which its `columns`.")
     figures: list[Figure] = Field([], description="Curves; by default accuracy over rounds.")
     paper: dict[str, dict[str, tuple[float, float]]] = Field(
@@ -148,6 +154,19 @@ class Recipe(BaseModel):
         for axis, given in self.axes.items():
             if not given:
                 raise ValueError(f"axes.{axis} = {given!r}: give it values, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _choosable(self) -> Self:
+        for key, values in self.choose.items():
+            if key not in RunConfig.model_fields or key in ("seed", "validation"):
+                raise UnknownName(
+                    "key", key, [key for key in RunConfig.model_fields if key not in ("seed", "validation")]
+                )
+            if not values or len(set(map(str, values))) < len(values):
+                raise ValueError(f"choose.{key} = {values!r}: give different values to choose from")
+            if key in self.axes or self.axis_of(key) is not None:
+                raise ValueError(f"choose.{key}: the axis {self.axis_of(key) or key!r} sets it in every run")
         return self
 
     @model_validator(mode="after")
@@ -219,7 +238,13 @@ class Recipe(BaseModel):
         table = [] if self.table is None else [*self.table.rows, *self.table.columns]
         drawn = [axis for figure in self.figures for axis in (*figure.line, figure.panel, figure.worst) if axis]
         patterns = [axis for pattern in (*self.exclude, *(figure.where for figure in self.figures)) for axis in pattern]
-        return [*table, *drawn, *patterns, *(axis for cell in self.also for axis in cell.labels)]
+        return [
+            *table,
+            *drawn,
+            *patterns,
+            *(axis for cell in self.also for axis in cell.labels),
+            *(self.choose_for or []),
+        ]
 
     def _check_labels(self, pattern: Pattern) -> None:
         for axis, wanted in pattern.items():

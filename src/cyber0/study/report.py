@@ -143,6 +143,8 @@ def _summary(found: _Report) -> dict[str, Any]:
         "agreement": found.agreement and asdict(found.agreement),
         "agreement_beside": beside and asdict(beside),
         "cells": [asdict(cell) | {"interval": cell.best and cell.best.interval} for cell in found.cells],
+        "validated": results.validated,
+        "choices": [asdict(choice) for choice in results.choices],
         "failures": [asdict(failure) for failure in results.failures],
         "about": results.about,
     }
