@@ -16,7 +16,14 @@ from cyber0.errors import Cyber0Error
 
 __all__ = ["doctor"]
 
-EXTRAS = {"train": "torch", "text": "transformers", "study": "mlxtend", "flower": "flwr", "ray": "ray"}
+EXTRAS = {
+    "train": "torch",
+    "text": "transformers",
+    "study": "mlxtend",
+    "flower": "flwr",
+    "ray": "ray",
+    "track": "tensorboard",
+}
 SIZE = 2**22
 
 

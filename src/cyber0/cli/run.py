@@ -13,6 +13,7 @@ from cyber0.callbacks import Callback
 from cyber0.cli.catalogue import NAMES
 from cyber0.cli.errors import keeping
 from cyber0.cli.recipe import read_recipe
+from cyber0.cli.track import Track, tracking
 from cyber0.config import Agreement, MachineOptions, Options, RunConfig, SimulationOptions
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
@@ -85,6 +86,7 @@ def run(
         list[str] | None,
         typer.Option(help="A cyber0.Callback of yours, as package.module:object. Repeatable.", show_default=False),
     ] = None,
+    track: Track = None,
     keep: Annotated[
         str | None,
         typer.Option(help="votes: keep every round's votes and lies in --out, for `cyber0 plot`.", show_default=False),
@@ -103,7 +105,9 @@ def run(
     require("torch", extra="train")
     if keep not in (None, "votes"):
         raise InvalidConfig(f"--keep {keep}: votes is what can be kept")
-    _simulate(config, resume or out, callback or [], resuming=resume is not None, keep=keep)
+    folder = resume or out
+    with tracking(track or [], folder) as trackers:
+        _simulate(config, folder, [*(callback or []), *trackers], resuming=resume is not None, keep=keep)
 
 
 def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None, resume: Path | None) -> RunConfig:
@@ -129,7 +133,7 @@ def _resolved(config: RunConfig) -> dict[str, str]:
     return {key: str(Path(folder).resolve()) for key, folder in folders.items() if folder}
 
 
-def _simulate(config: RunConfig, folder: Path | None, callbacks: list[str], *, resuming: bool, keep: Any) -> None:
+def _simulate(config: RunConfig, folder: Path | None, callbacks: list[Any], *, resuming: bool, keep: Any) -> None:
     from cyber0.simulation import run as play
 
     console = Console(soft_wrap=True)

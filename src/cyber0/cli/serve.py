@@ -15,6 +15,7 @@ from cyber0 import registry, tasks
 from cyber0.cli.errors import keeping
 from cyber0.cli.recipe import read_recipe
 from cyber0.cli.run import with_options
+from cyber0.cli.track import Track, tracking
 from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig
 from cyber0.network.control import Control
@@ -116,6 +117,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A cyber0.Callback of yours, as package.module:object. Repeatable.", show_default=False),
     ] = None,
+    track: Track = None,
     no_votes: Annotated[
         bool, typer.Option("--no-votes", help="Keep only digests of the votes in the ledger, not their values.")
     ] = False,
@@ -153,7 +155,9 @@ def serve(
         with keeping(lambda: kept(file)):
             private = None if signer is None else private_key(signer)
             shown = Shown(form, watched, metrics_public, tuple(said))
-            asyncio.run(_serve(settings, file, listen, tls, private, linger, callback or [], shown))
+            with tracking(track or [], ledger.with_name(f"{ledger.name}-tracking")) as trackers:
+                called = [*(callback or []), *trackers]
+                asyncio.run(_serve(settings, file, listen, tls, private, linger, called, shown))
 
 
 def _resumed(file: File, asked: Settings | None, own: dict[str, Any]) -> tuple[Settings, float, list[str]]:
@@ -282,7 +286,7 @@ async def _serve(
     tls: Path | None,
     key: Any,
     linger: float,
-    callbacks: list[str],
+    callbacks: list[Any],
     shown: Shown,
 ) -> None:
     console = Console(soft_wrap=True)

@@ -11,11 +11,13 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from cyber0.cli.errors import keeping, traceback_wanted
+from cyber0.cli.track import Track, track_run
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, UnknownName
 from cyber0.extras import require
 from cyber0.progress import Lines, bars, count
 from cyber0.study.recipe import Recipe, get_recipe, shipped
+from cyber0.tracking import get_tracker
 
 if TYPE_CHECKING:
     from cyber0.study.results import Failure, Results
@@ -58,6 +60,7 @@ def study(
         list[str] | None,
         typer.Option(help="Play only the cells with this label, e.g. --only attack=ALIE; may be repeated."),
     ] = None,
+    track: Track = None,
     show: Annotated[bool, typer.Option("--print-recipe", help="Show the recipe and stop.")] = False,
 ) -> None:
     """Play a grid of runs over several seeds and write its report. After a stop, the same command continues it."""
@@ -85,6 +88,7 @@ def study(
             "only": _only(only or []),
             "command": " ".join(["cyber0 study", shlex.quote(recipe), *asked]),
         },
+        track or [],
     )
 
 
@@ -156,12 +160,14 @@ def _value(text: str) -> Any:
         return text
 
 
-def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
+def _play(recipe: Recipe, folder: Path, options: dict[str, Any], track: list[str]) -> None:
     from cyber0.study.choose import played
     from cyber0.study.study import study as play
 
     console = Console(soft_wrap=True)
-    with keeping(lambda: _kept(folder)), _Display(console, played(recipe)) as watch:
+    for name in track:
+        get_tracker(name)  # before the first run is played
+    with keeping(lambda: _kept(folder)), _Display(console, played(recipe), track) as watch:
         results = play(recipe, folder, watch=watch, **options)
     if len(results.frame):
         show(console, results)
@@ -200,7 +206,8 @@ class _Display:
     On a terminal that is a bar for each batch under way and one for all runs; elsewhere a plain line now and then.
     """
 
-    def __init__(self, console: Console, recipe: Recipe) -> None:
+    def __init__(self, console: Console, recipe: Recipe, track: list[str]) -> None:
+        self.track = track
         self.console, self.recipe, self.lines = console, recipe, Lines(console, "all runs")
         self.live = bars(console) if console.is_terminal else None
         self.shown: dict[int, TaskID] = {}
@@ -264,6 +271,9 @@ class _Display:
         if outcome.error is not None:
             self.lines.say(f"failed: {cell}, seed {seed}")
             return
+        *evaluations, _ = outcome.lines
+        options = {"name": outcome.job.name, "group": self.recipe.title}
+        track_run(self.track, outcome.job.config.model_dump(), evaluations, **options)
         accuracies = self.accuracies.setdefault(cell, [])
         accuracies.append(100 * outcome.lines[-1]["best_accuracy_on_test"])
         if self.live is None and self.recipe.seeds > 1:
