@@ -176,7 +176,9 @@ class SimulationOptions(Options):
     knows: Literal["votes", "model"] = Field(
         default="votes", description="What the liars know: all honest votes, or the model too."
     )
-    partition: str = Field(default="dirichlet", description="How samples are dealt to clients: iid, dirichlet, shards.")
+    partition: str = Field(
+        default="dirichlet", description="How samples are dealt to clients, e.g. shards(per_client=3)."
+    )
     alpha: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
         default=None, description=f"The concentration of the dirichlet partition; {ALPHA} if not given."
     )
