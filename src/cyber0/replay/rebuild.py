@@ -12,6 +12,7 @@ from cyber0.config import Agreement, file_name
 from cyber0.errors import InvalidConfig, InvalidLedger, InvalidParameters
 from cyber0.extras import require
 from cyber0.parameters import Manifest, Parameters
+from cyber0.plan import CommitSequence
 from cyber0.protocol.export import exported_run, is_export, read
 from cyber0.protocol.identity import Identity, base_digest
 from cyber0.protocol.ledger import Ledger, Memory
@@ -105,11 +106,11 @@ def rebuild(
     run = exported_run(ledger, rounds)
     if run.head.commit != ledger.head_at(run.rounds).commit:
         raise InvalidLedger("the scalars of this ledger do not match its hash chain: cyber0 verify names the round")
-    width = 4 * run.identity.plan.scalars
+    sequence, width = CommitSequence(run.identity.plan), 4 * run.identity.plan.scalars
     step = max(1, AT_ONCE // width)
     for first in range(0, run.rounds, step):
         last = min(first + step, run.rounds)
-        there.apply_all(run.identity.plan.commits(first, run.scalars[first * width : last * width]))
+        there.apply_all(sequence.commits(first, run.scalars[first * width : last * width]))
         watch(last)
     if there is not parameters:
         for (_, here), (_, flat) in zip(parameters, there, strict=True):
