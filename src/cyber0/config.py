@@ -42,7 +42,10 @@ __all__ = [
 
 T = TypeVar("T")
 Positive = Annotated[int, Field(ge=1)]
-LATER = {"step_rule": "plain"}  # keys that earlier versions had not: left out of what is written if as it was then
+LATER = {
+    "step_rule": "plain",
+    "train": "all",
+}  # keys that earlier versions had not: left out of what is written if as it was then
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
 
 
@@ -85,6 +88,10 @@ class Agreement(Options):
 
     task: str = Field(default="mnist", description="What to train: a task's name, or package.module:object.")
     model: str | None = Field(default=None, description="The language model: a hub id or a folder.")
+    train: str = Field(
+        default="all",
+        description="What of the model: e.g. head, last(layers=2)+head, all-embeddings, encoder.layer.5.*.",
+    )
     clients: Annotated[int, Field(ge=1, lt=2**32)] = Field(
         default=40, description="How many clients there are (the paper's n)."
     )
