@@ -20,9 +20,9 @@ from cyber0.protocol.sqlite import File
 from cyber0.replay.convert import convert, missing_tensors
 from cyber0.replay.weights import Weights
 
-__all__ = ["base", "open_ledger", "rebuild"]
+__all__ = ["base", "begun", "open_ledger", "rebuild"]
 
-AT_ONCE = 2**17  # bytes of scalars between two reports of progress
+AT_ONCE = 2**31  # numbers of directions between two reports of progress: some seconds
 
 
 @contextmanager
@@ -68,7 +68,11 @@ def base(
     >>> base(identity, path)[1].fingerprint() == zeros.fingerprint()
     True
     """
-    found = _built(identity.agreement, data, model) if path is None else Weights.read(path)
+    return begun(identity, _built(identity.agreement, data, model) if path is None else Weights.read(path))
+
+
+def begun(identity: Identity, found: Weights) -> tuple[Weights, Parameters]:
+    """Return weights as a run starts from them, and its parameters in their memory; other weights are refused."""
     layout = _layout(identity, found)
     weights = convert(found, layout)
     parameters = weights.parameters(layout)
@@ -107,7 +111,7 @@ def rebuild(
     if run.head.commit != ledger.head_at(run.rounds).commit:
         raise InvalidLedger("the scalars of this ledger do not match its hash chain: cyber0 verify names the round")
     sequence, width = CommitSequence(run.identity.plan), 4 * run.identity.plan.scalars
-    step = max(1, AT_ONCE // width)
+    step = max(1, AT_ONCE // (run.identity.plan.scalars * parameters.size))
     for first in range(0, run.rounds, step):
         last = min(first + step, run.rounds)
         there.apply_all(sequence.commits(first, run.scalars[first * width : last * width]))

@@ -78,8 +78,9 @@ def _all(model: Any) -> list[nn.Parameter]:
 def _head(model: Any) -> list[nn.Parameter]:
     """The head of a language model; of any other model its last layer."""
     layers = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
-    own: Any = getattr(type(model), "head_module", None)
-    return list((layers[-1] if own is None else own(model)).parameters())
+    named: Any = getattr(model, "head_module", None)
+    head: Any = named() if callable(named) else layers[-1]
+    return list(head.parameters())
 
 
 def _last(model: Any, *, layers: int = 1) -> list[nn.Parameter]:
