@@ -11,6 +11,7 @@ from cyber0.cli.data import data
 from cyber0.cli.demo import demo
 from cyber0.cli.doctor import doctor
 from cyber0.cli.errors import in_front, report, want_traceback
+from cyber0.cli.export import export
 from cyber0.cli.flower import flower
 from cyber0.cli.join import join
 from cyber0.cli.keys import keys
@@ -76,6 +77,7 @@ app.command()(renew)
 app.command()(status)
 app.command()(replay)
 app.command()(verify)
+app.command()(export)
 
 
 def _version(value: bool) -> None:

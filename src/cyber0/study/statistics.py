@@ -225,18 +225,19 @@ def runs(results: Results) -> dict[Key, list[Run]]:
         return {}
     found: dict[Key, list[Run]] = {}
     for (*labels, seed), rows in frame.groupby([*results.recipe.axes, "seed"], sort=True, observed=True):
-        found.setdefault(tuple(map(str, labels)), []).append(_run(int(seed), rows.sort_values("round")))
+        found.setdefault(tuple(map(str, labels)), []).append(
+            _run(int(seed), rows.sort_values("round"), results.validated)
+        )
     return found
 
 
-def _run(seed: int, rows: Any) -> Run:
+def _run(seed: int, rows: Any, validated: bool) -> Run:
     rounds, accuracy, up, down = (
         rows[name].to_numpy(dtype=np.float64, na_value=np.nan)
         for name in ("round", "accuracy", "bytes_up_per_client", "bytes_down_per_client")
     )
-    held_out = rows.get("validation_accuracy")
-    validation = None if held_out is None else held_out.to_numpy(dtype=np.float64, na_value=np.nan)
-    return Run(seed, rounds, 100 * accuracy, up, down, validation)
+    held_out = rows["validation_accuracy"].to_numpy(dtype=np.float64, na_value=np.nan) if validated else None
+    return Run(seed, rounds, 100 * accuracy, up, down, held_out)
 
 
 def _measured(labels: Labels, beside: bool, played: list[Run], paper: Sample | None) -> Measured:
