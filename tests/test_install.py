@@ -1,9 +1,12 @@
 """What an install needs and what it does not, in processes of their own."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -91,3 +94,22 @@ except Exception as error:
     assert str(target) in done.stdout
     assert "3204912627" in done.stdout
     assert "BackendError backend 'cpu' was not compiled: install a C compiler" in done.stdout
+
+
+MODULES = {"google": "protobuf"}  # whose package has another name
+OPTIONAL = {"triton"}  # comes with torch, where there is a GPU
+
+
+def test_what_is_imported_is_declared():
+    """A package that only another one brings along may be gone with its next version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    declared = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in lines}
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            found |= {name.partition(".")[0] for name in names}
+    others = found - sys.stdlib_module_names - OPTIONAL
+    assert {MODULES.get(name, name) for name in others} - declared == set()

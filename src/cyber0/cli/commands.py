@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -37,11 +36,11 @@ class Commands(TyperGroup):
     Otherwise click would end the process on its own, without a word of what was kept.
     """
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command's name, and --traceback wherever it is."""
         return super().parse_args(ctx, in_front(args))
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
