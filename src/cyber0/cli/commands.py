@@ -15,6 +15,7 @@ from cyber0.cli.flower import flower
 from cyber0.cli.join import join
 from cyber0.cli.keys import keys
 from cyber0.cli.ledger import ledger
+from cyber0.cli.privacy import privacy
 from cyber0.cli.replay import replay
 from cyber0.cli.roster import admit, extend, revoke, roster, rotate
 from cyber0.cli.run import run
@@ -57,6 +58,7 @@ app.command()(data)
 app.command()(demo)
 app.command()(doctor)
 app.command()(theory)
+app.command()(privacy)
 app.add_typer(ledger, name="ledger")
 app.add_typer(keys, name="keys")
 app.add_typer(flower, name="flower")
