@@ -79,7 +79,7 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, spent: Iter
     It is rounded up to three digits.
 
     >>> noise_for(epsilon=8, delta=1e-5, rate=64 / 1500, steps=400)
-    0.847
+    0.848
     """
     known = tuple(spent)
     if known and (before := epsilon_of(known, delta)) >= epsilon:
@@ -88,27 +88,37 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, spent: Iter
             "larger epsilon, or other data"
         )
 
-    def fits(noise: float) -> bool:
-        return epsilon_of([*known, (Step(noise, rate), steps)], delta) <= epsilon
+    def cost(noise: float) -> float:
+        return epsilon_of([*known, (Step(noise, rate), steps)], delta)
 
     low, high = LEAST, 1.0
-    while not fits(high):
+    costs = math.inf, cost(high)  # of both
+    while costs[1] > epsilon:
         low, high = high, 2 * high
+        costs = costs[1], cost(high)
         if high > MOST:
             raise InvalidConfig(
                 f"epsilon = {epsilon:g} at delta = {delta:g}: {steps:,} steps cost more than is left of it, even with "
                 f"noise {MOST:g} times as large as what one sample can change; give a larger epsilon"
             )
-    while high - low > 0.002 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+    while high > 1.002 * low and costs[1] < 0.995 * epsilon:
+        middle = _between(low, high, costs, epsilon)
+        found = cost(middle)
+        low, high, costs = (low, middle, (costs[0], found)) if found <= epsilon else (middle, high, (found, costs[1]))
     digits = 2 - math.floor(math.log10(high))
-    rounded = math.ceil(high * 10.0**digits) / 10.0**digits
-    return max(rounded, high)
+    return max(high, math.ceil(high * 10.0**digits) / 10.0**digits)
+
+
+def _between(low: float, high: float, costs: tuple[float, float], epsilon: float) -> float:
+    """Return where to look next: where a power law would meet epsilon, a little above, well within both ends."""
+    if math.isinf(costs[0]):
+        return math.sqrt(low * high)
+    share = math.log(costs[0] / (0.998 * epsilon)) / math.log(costs[0] / costs[1])
+    return low * (high / low) ** min(0.95, max(0.05, share))
 
 
 def most_steps(
-    epsilon: float, delta: float, step: Step, spent: Iterable[tuple[Step, int]] = (), limit: int = 2**32
+    epsilon: float, delta: float, step: Step, spent: Iterable[tuple[Step, int]] = (), limit: int = 2**20
 ) -> int:
     """Return how many such steps fit into a budget, beside what was spent before; at most `limit`.
 
@@ -120,14 +130,12 @@ def most_steps(
     def fits(count: int) -> bool:
         return epsilon_of([*known, (step, count)], delta) <= epsilon
 
-    if not fits(1):
-        return 0
-    low, high = 1, 2
+    if fits(limit):
+        return limit
+    low, high = 0, 1
     while high < limit and fits(high):
         low, high = high, 2 * high
     high = min(high, limit)
-    if fits(high):
-        return high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
