@@ -32,7 +32,7 @@ def test_sampling_amplifies_and_steps_add_up():
     assert epsilon_of([(Step(0.0, 0.05), 1)], 1e-5) == inf
 
 
-@pytest.mark.parametrize(("epsilon", "rate"), [(1.0, 0.05), (8.0, 1.0)])
+@pytest.mark.parametrize(("epsilon", "rate"), [(1.0, 0.05), (4.0, 1.0)])
 def test_the_noise_for_a_budget_fits_it_and_a_little_less_does_not(epsilon, rate):
     noise = noise_for(epsilon, 1e-5, rate, 200)
     assert epsilon_of([(Step(noise, rate), 200)], 1e-5) <= epsilon

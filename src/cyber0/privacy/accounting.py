@@ -118,11 +118,11 @@ def _between(low: float, high: float, costs: tuple[float, float], epsilon: float
 
 
 def most_steps(
-    epsilon: float, delta: float, step: Step, spent: Iterable[tuple[Step, int]] = (), limit: int = 2**20
+    epsilon: float, delta: float, step: Step, spent: Iterable[tuple[Step, int]] = (), limit: int = 10_000
 ) -> int:
     """Return how many such steps fit into a budget, beside what was spent before; at most `limit`.
 
-    >>> most_steps(8, 1e-5, Step(0.847, 64 / 1500)) >= 400
+    >>> most_steps(8, 1e-5, Step(0.848, 64 / 1500)) >= 400
     True
     """
     known = tuple(spent)

@@ -96,8 +96,7 @@ class Batched:
             x, y = _batches(self.worlds, t, epoch, present)
             return slopes(*model, x, y, z) * self._scale()
         chosen, owners = _ragged(self.worlds, t, epoch, present, each=offsets is not None)
-        parts = [(world.population.inputs[rows], world.population.labels[rows]) for world, rows in chosen]
-        x, y = torch.stack([x for x, _ in parts]), torch.stack([y for _, y in parts])
+        x, y = _stacked([(world.population.inputs[rows], world.population.labels[rows]) for world, rows in chosen])
         found = sample_slopes(*model, x, y, z).flatten(1, 2)
         released: list[Tensor] = []
         for number, world in enumerate(self.worlds):
@@ -315,7 +314,11 @@ def _weights(worlds: Sequence[World]) -> Tensor:
 
 def _batches(worlds: Sequence[World], t: int, epoch: int, present: Indices) -> tuple[Tensor, Tensor]:
     """Return the batches of one local step: inputs [worlds, clients, batch, ...], labels [worlds, clients, batch]."""
-    parts = [world.population.batches(t, epoch, present) for world in worlds]
+    return _stacked([world.population.batches(t, epoch, present) for world in worlds])
+
+
+def _stacked(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of all worlds, in one tensor each; those of a single world are not copied."""
     if len(parts) == 1:
         return parts[0][0][None], parts[0][1][None]
     return torch.stack([x for x, _ in parts]), torch.stack([y for _, y in parts])

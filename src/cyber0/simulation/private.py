@@ -23,7 +23,7 @@ __all__ = ["PrivateClients"]
 
 Indices = NDArray[np.int64]
 COINS, NOISE = 0x434F494E, 0x4E4F4953  # "COIN", "NOIS"
-FINENESS = 1.02  # clients whose rates differ by less are calibrated together, for the largest
+FINENESS = 1.05  # clients whose rates differ by less are calibrated together, for the largest
 
 
 class PrivateClients:
