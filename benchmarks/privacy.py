@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +24,19 @@ from cyber0.privacy.mechanism import Mechanism
 from cyber0.simulation import Simulation
 
 REPEATS = 15
-SIMULATED = {"source": "embedded", "partition": "iid", "rounds": 10**6}
+SIMULATED: dict[str, Any] = {"source": "embedded", "partition": "iid", "rounds": 10**6}
 
 
 def clients() -> dict[str, Client]:
     """Return the same client with and without privacy, on batches of the same size."""
     simulation = Simulation(RunConfig(**SIMULATED, engine="sequential"))
     batch = tuple(part[0] for part in simulation.population.batches(0, 0, np.array([0])))
+
+    def drawn(_round: int, _epoch: int) -> Any:
+        return batch
+
     mechanism = Mechanism(clip=10.0, noise=0.85, batch=64.0)
-    model = simulation.parameters, simulation.task.losses, lambda _round, _epoch: batch, simulation.plan
+    model = simulation.parameters, simulation.task.losses, drawn, simulation.plan
     return {
         "plain": Client(*model),
         "private": Client(*model, private=PrivateSteps(mechanism, system_noise(mechanism))),
@@ -48,7 +53,7 @@ def ratios() -> dict[str, float]:
     """Return how long a private vote and a private round take, in plain ones."""
     found: dict[str, float] = {}
     voting, playing = clients(), simulations()
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "vote of a client": {name: client.vote for name, client in voting.items()},
         "round of a simulation": {name: run.play_round for name, run in playing.items()},
     }

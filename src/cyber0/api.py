@@ -43,6 +43,7 @@ def simulate(
     directions: int | None = None,
     lr: float | None = None,
     schedule: str | None = None,
+    step_rule: str | None = None,
     batch: int | None = None,
     local_epochs: int | None = None,
     scheme: Scheme | None = None,
@@ -72,7 +73,7 @@ def simulate(
         classes: How many classes there are, or their names; one more than the largest label if not given.
         clients: How many clients there are; 40, or as many as `train` has data sets.
         byzantine: How many of them lie; a quarter.
-        partition: How `train` is dealt to the clients: "dirichlet", "iid", "shards", or a function.
+        partition: How `train` is dealt to the clients: "dirichlet", "iid", "shards", "shuffled", or a function.
         alpha: The concentration of the dirichlet partition: the smaller, the fewer labels a client has.
         rule: How votes are aggregated: a name such as "nnm+cwtm", a name with options such as "krum(power=1)", or a
             function of votes [..., n, k] and the number of liars.
@@ -83,6 +84,7 @@ def simulate(
         directions: Scalars that a client sends per round and local epoch.
         lr: The learning rate.
         schedule: How it changes over the rounds, such as "cosine" or "warmup(rounds=100)+linear".
+        step_rule: How far a round moves: "plain", or "normalised(beta=0.99)", by what scalars usually are.
         batch: Samples per local step.
         local_epochs: Local steps per round.
         scheme: What local epochs send: "unbiased", "biased" or "compressed".
@@ -133,6 +135,7 @@ def simulate(
         "directions": directions,
         "lr": lr,
         "schedule": schedule,
+        "step_rule": step_rule,
         "batch": batch,
         "local_epochs": local_epochs,
         "scheme": scheme,

@@ -53,6 +53,7 @@ class Client:
         self.parameters, self.losses, self.batch, self.plan, self.backend = parameters, losses, batch, plan, backend
         self.measure, self.problem, self.private = measure, "", private
         self._sample_slopes = None if private is None else sample_slopes_of(measure)
+        self.moment = 0.0  # what the step rule has derived from the commits so far
         self._local = parameters
         if plan.local_epochs > 1 and parameters.module is not None:
             self._local = Parameters.of(deepcopy(parameters.module))
@@ -75,7 +76,7 @@ class Client:
         for epoch in range(plan.local_epochs):
             steps.append(self._step(local, round, epoch))
             if epoch + 1 < plan.local_epochs:
-                local.apply(plan.step(round, epoch, steps[-1]), self.backend)
+                local.apply(plan.step(round, epoch, steps[-1], self.moment), self.backend)
 
         def project() -> NDArray[np.float32]:
             return projected(self.parameters, plan, round, np.concatenate(steps), self.backend)

@@ -6,9 +6,10 @@
 """
 
 import tomllib
+from collections.abc import Callable
 from math import ceil
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import tomli_w
 from pydantic import (
@@ -26,7 +27,8 @@ from cyber0 import aggregation, registry
 from cyber0.directions.key import Family
 from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
 from cyber0.plan import Plan, Scale, Scheme
-from cyber0.schedule import Schedule, parse
+from cyber0.schedule import parse as parse_schedule
+from cyber0.step_rule import parse as parse_step_rule
 
 __all__ = [
     "Agreement",
@@ -39,11 +41,16 @@ __all__ = [
     "sentences",
 ]
 
+T = TypeVar("T")
 Positive = Annotated[int, Field(ge=1)]
+LATER = {
+    "step_rule": "plain",
+    "train": "all",
+    **dict.fromkeys(("clip", "least_noise", "epsilon", "delta", "noise")),
+}  # keys that earlier versions had not: left out of what is written if as it was then
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
 DELTA = 1e-5
 CLIP = 10.0
-PRIVATE = ("clip", "least_noise", "epsilon", "delta", "noise")  # left out where not given: older runs have none of them
 
 
 class Options(BaseModel):
@@ -71,9 +78,9 @@ class Options(BaseModel):
             raise InvalidConfig(sentences(error)) from None
 
     @model_serializer(mode="wrap")
-    def _without_privacy(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out keys of privacy that are not given, so that what has none is written as it always was."""
-        return {key: value for key, value in handler(self).items() if key not in PRIVATE or value is not None}
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the keys without those that earlier versions had not, so that the identity of a run stays the same."""
+        return {key: value for key, value in write(self).items() if key not in LATER or value != LATER[key]}
 
     def updated(self, **values: Any) -> Self:
         """Return a copy with other values, checked like a new one."""
@@ -90,6 +97,10 @@ class Agreement(Options):
 
     task: str = Field(default="mnist", description="What to train: a task's name, or package.module:object.")
     model: str | None = Field(default=None, description="The language model: a hub id or a folder.")
+    train: str = Field(
+        default="all",
+        description="What of the model: e.g. head, last(layers=2)+head, all-embeddings, encoder.layer.5.*.",
+    )
     clients: Annotated[int, Field(ge=1, lt=2**32)] = Field(
         default=40, description="How many clients there are (the paper's n)."
     )
@@ -119,6 +130,10 @@ class Agreement(Options):
     )
     horizon: Annotated[int, Field(ge=1, lt=2**32 - 1)] | None = Field(
         default=None, description="The round at which the schedule ends; the number of rounds if not given."
+    )
+    step_rule: str = Field(
+        default="plain",
+        description="How far a round moves: plain, or normalised(beta=0.99), by what scalars usually are.",
     )
     batch: Positive = Field(default=64, description="Samples per local step.")
     family: Family = Field(default="sphere", description="The distribution of directions.")
@@ -154,7 +169,7 @@ class Agreement(Options):
             )
         if 0 < self.mu < 2.0**-126:
             raise ValueError(f"mu = {self.mu} is too small for float32: use 0 for exact derivatives")
-        schedule = _parsed(self.schedule)
+        schedule, _ = _parsed(parse_schedule, self.schedule), _parsed(parse_step_rule, self.step_rule)
         if schedule.needs_horizon and self.horizon is None:
             object.__setattr__(self, "horizon", self.rounds)  # written down: a run that is extended keeps it
         try:
@@ -198,8 +213,9 @@ class Agreement(Options):
             lr=self.lr,
             family=self.family,
             scale=self.scale,
-            schedule=_parsed(self.schedule),
+            schedule=_parsed(parse_schedule, self.schedule),
             horizon=self.horizon,
+            step_rule=_parsed(parse_step_rule, self.step_rule),
         )
 
 
@@ -211,7 +227,9 @@ class SimulationOptions(Options):
     knows: Literal["votes", "model"] = Field(
         default="votes", description="What the liars know: all honest votes, or the model too."
     )
-    partition: str = Field(default="dirichlet", description="How samples are dealt to clients: iid, dirichlet, shards.")
+    partition: str = Field(
+        default="dirichlet", description="How samples are dealt to clients, e.g. shards(per_client=3)."
+    )
     alpha: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
         default=None, description=f"The concentration of the dirichlet partition; {ALPHA} if not given."
     )
@@ -248,7 +266,7 @@ class SimulationOptions(Options):
                 raise ValueError(f"alpha = {self.alpha} and partition = {self.partition!r}: give alpha once")
         elif name.strip() == "dirichlet" and self.alpha is None:
             object.__setattr__(self, "alpha", ALPHA)
-        elif name.strip() in ("iid", "shards") and self.alpha is not None:
+        elif name.strip() in ("iid", "shards", "shuffled") and self.alpha is not None:
             raise ValueError(
                 f"alpha = {self.alpha} is for partition = 'dirichlet', not {self.partition!r}: leave it out"
             )
@@ -279,6 +297,12 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown key 'cleints': use one of ... (did you mean 'clients'?)
     """
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.algorithm == "fedavg" and self.plan.step_rule.normalises:
+            raise ValueError(f"step_rule = {self.step_rule!r} is for algorithm = 'cyber0': FedAvg sends no scalars")
+        return self
 
     @property
     def agreement(self) -> Agreement:
@@ -357,7 +381,7 @@ def _sentence(problem: Any) -> str:
     return f"{field} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
-def _parsed(text: str) -> Schedule:
+def _parsed(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except Cyber0Error as error:

@@ -17,7 +17,7 @@ from cyber0.errors import InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
 from cyber0.layerwise.measure import LayerwiseEstimate
 from cyber0.participant import build_participant, load_task
-from cyber0.plan import participants
+from cyber0.plan import CommitSequence, participants
 from cyber0.protocol.decide import admissible, decide, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population
@@ -71,7 +71,8 @@ class Simulation:
         self.parameters = self.participant.parameters
         self.population, self.validation = self._populate(config.partition if split is None else split)
         private = PrivateClients(config, self.population, self.parameters.size) if config.is_private else None
-        self.world = World(self.parameters, self.population, self.plan, self.participant.measure, private)
+        commits, measure = CommitSequence(self.plan), self.participant.measure
+        self.world = World(self.parameters, self.population, self.plan, commits, measure, private)
         self.learner = learner_of(config, self.world)(self.task, [self.world])
         self.rounds = 0
 
@@ -132,7 +133,7 @@ class Simulation:
         """Take rounds from what was aggregated in them, [rounds, rows, k]; a round of NaN changed nothing."""
         voted = [(t, aggregate) for t, aggregate in enumerate(aggregates, self.rounds) if np.isfinite(aggregate).all()]
         if self.config.algorithm == "cyber0":
-            self.parameters.apply_all(self.plan.commit(t, aggregate) for t, aggregate in voted)
+            self.parameters.apply_all(self.world.commits.commit(t, aggregate) for t, aggregate in voted)
         else:
             for t, aggregate in voted:
                 self.learner.advance(self.world, t, aggregate)
