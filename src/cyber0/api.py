@@ -43,6 +43,7 @@ def simulate(
     directions: int | None = None,
     lr: float | None = None,
     schedule: str | None = None,
+    step_rule: str | None = None,
     batch: int | None = None,
     local_epochs: int | None = None,
     scheme: Scheme | None = None,
@@ -80,6 +81,7 @@ def simulate(
         directions: Scalars that a client sends per round and local epoch.
         lr: The learning rate.
         schedule: How it changes over the rounds, such as "cosine" or "warmup(rounds=100)+linear".
+        step_rule: How far a round moves: "plain", or "normalised(beta=0.99)", by what scalars usually are.
         batch: Samples per local step.
         local_epochs: Local steps per round.
         scheme: What local epochs send: "unbiased", "biased" or "compressed".
@@ -126,6 +128,7 @@ def simulate(
         "directions": directions,
         "lr": lr,
         "schedule": schedule,
+        "step_rule": step_rule,
         "batch": batch,
         "local_epochs": local_epochs,
         "scheme": scheme,

@@ -46,6 +46,7 @@ class Client:
     ) -> None:
         self.parameters, self.losses, self.batch, self.plan, self.backend = parameters, losses, batch, plan, backend
         self.measure, self.problem = measure, ""
+        self.moment = 0.0  # what the step rule has derived from the commits so far
         self._local = parameters
         if plan.local_epochs > 1 and parameters.module is not None:
             self._local = Parameters.of(deepcopy(parameters.module))
@@ -70,7 +71,7 @@ class Client:
             options: dict[str, Any] = {"mu": plan.mu, "family": plan.family, "backend": self.backend}
             steps.append(self.measure(local, self.losses, self.batch(round, epoch), keys, **options))
             if epoch + 1 < plan.local_epochs:
-                local.apply(plan.step(round, epoch, steps[-1]), self.backend)
+                local.apply(plan.step(round, epoch, steps[-1], self.moment), self.backend)
 
         def project() -> NDArray[np.float32]:
             return projected(self.parameters, plan, round, np.concatenate(steps), self.backend)

@@ -6,17 +6,28 @@
 """
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from cyber0 import aggregation, registry
 from cyber0.directions.key import Family
 from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
 from cyber0.plan import Plan, Scale, Scheme
-from cyber0.schedule import Schedule, parse
+from cyber0.schedule import parse as parse_schedule
+from cyber0.step_rule import parse as parse_step_rule
 
 __all__ = [
     "Agreement",
@@ -29,7 +40,12 @@ __all__ = [
     "sentences",
 ]
 
+T = TypeVar("T")
 Positive = Annotated[int, Field(ge=1)]
+LATER = {
+    "step_rule": "plain",
+    "train": "all",
+}  # keys that earlier versions had not: left out of what is written if as it was then
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
 
 
@@ -72,6 +88,10 @@ class Agreement(Options):
 
     task: str = Field(default="mnist", description="What to train: a task's name, or package.module:object.")
     model: str | None = Field(default=None, description="The language model: a hub id or a folder.")
+    train: str = Field(
+        default="all",
+        description="What of the model: e.g. head, last(layers=2)+head, all-embeddings, encoder.layer.5.*.",
+    )
     clients: Annotated[int, Field(ge=1, lt=2**32)] = Field(
         default=40, description="How many clients there are (the paper's n)."
     )
@@ -102,6 +122,10 @@ class Agreement(Options):
     horizon: Annotated[int, Field(ge=1, lt=2**32 - 1)] | None = Field(
         default=None, description="The round at which the schedule ends; the number of rounds if not given."
     )
+    step_rule: str = Field(
+        default="plain",
+        description="How far a round moves: plain, or normalised(beta=0.99), by what scalars usually are.",
+    )
     batch: Positive = Field(default=64, description="Samples per local step.")
     family: Family = Field(default="sphere", description="The distribution of directions.")
     participation: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
@@ -129,7 +153,7 @@ class Agreement(Options):
             )
         if 0 < self.mu < 2.0**-126:
             raise ValueError(f"mu = {self.mu} is too small for float32: use 0 for exact derivatives")
-        schedule = _parsed(self.schedule)
+        schedule, _ = _parsed(parse_schedule, self.schedule), _parsed(parse_step_rule, self.step_rule)
         if schedule.needs_horizon and self.horizon is None:
             object.__setattr__(self, "horizon", self.rounds)  # written down: a run that is extended keeps it
         try:
@@ -137,6 +161,11 @@ class Agreement(Options):
         except Cyber0Error as error:
             raise ValueError(str(error)) from None
         return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the keys without those that earlier versions had not, so that the identity of a run stays the same."""
+        return {key: value for key, value in write(self).items() if key not in LATER or value != LATER[key]}
 
     @property
     def invited(self) -> int:
@@ -163,8 +192,9 @@ class Agreement(Options):
             lr=self.lr,
             family=self.family,
             scale=self.scale,
-            schedule=_parsed(self.schedule),
+            schedule=_parsed(parse_schedule, self.schedule),
             horizon=self.horizon,
+            step_rule=_parsed(parse_step_rule, self.step_rule),
         )
 
 
@@ -177,7 +207,7 @@ class SimulationOptions(Options):
         default="votes", description="What the liars know: all honest votes, or the model too."
     )
     partition: str = Field(
-        default="dirichlet", description="How samples are dealt to clients: dirichlet, iid, shards, shuffled."
+        default="dirichlet", description="How samples are dealt to clients, e.g. shards(per_client=3)."
     )
     alpha: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
         default=None, description=f"The concentration of the dirichlet partition; {ALPHA} if not given."
@@ -228,6 +258,12 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown key 'cleints': use one of ... (did you mean 'clients'?)
     """
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.algorithm == "fedavg" and self.plan.step_rule.normalises:
+            raise ValueError(f"step_rule = {self.step_rule!r} is for algorithm = 'cyber0': FedAvg sends no scalars")
+        return self
 
     @property
     def agreement(self) -> Agreement:
@@ -306,7 +342,7 @@ def _sentence(problem: Any) -> str:
     return f"{field} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
-def _parsed(text: str) -> Schedule:
+def _parsed(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except Cyber0Error as error:

@@ -14,6 +14,7 @@ from cyber0.layerwise.measure import Measure, evaluation_model, in_precision, me
 from cyber0.parameters import Parameters
 from cyber0.tasks import memory
 from cyber0.tasks.task import Task, build_model, make
+from cyber0.tasks.trained import choose
 
 __all__ = ["Participant", "build_participant", "load_task"]
 
@@ -49,7 +50,9 @@ def build_participant(
     7850
 
     """
-    module: Any = in_precision(build_model(task, agreement.seed), agreement.precision, agreement.mu)
+    built = build_model(task, agreement.seed)
+    choose(built, agreement.train)
+    module: Any = in_precision(built, agreement.precision, agreement.mu)
     keys: dict[str, Any] = {key: getattr(agreement, key) for key in Agreement.model_fields}
     alone = RunConfig(**keys, engine="sequential").model_copy(update={"clients": 1})
     memory.check_run(module, simulated or alone, device, task.dataset)

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from cyber0.commit import Commit
 from cyber0.directions.key import COMPRESSED_EPOCH, DirectionKey, Family
 from cyber0.schedule import Schedule
+from cyber0.step_rule import StepRule
 
-__all__ = ["SCHEMES", "LocalEpochs", "Plan", "Scale", "Scheme", "participants"]
+__all__ = ["SCHEMES", "CommitSequence", "LocalEpochs", "Plan", "Scale", "Scheme", "participants"]
 
 Scheme = Literal["unbiased", "biased", "compressed"]
 Scale = Literal["unbiased", "paper"]
@@ -67,6 +68,7 @@ class Plan:
     scale: Scale = "unbiased"
     schedule: Schedule = field(default_factory=Schedule)
     horizon: int | None = None
+    step_rule: StepRule = field(default_factory=StepRule)
 
     @property
     def sends(self) -> Literal["steps", "sum", "projection"]:
@@ -101,10 +103,19 @@ class Plan:
         """
         return self.schedule.rate(self.lr, round, self.horizon)
 
-    def step(self, round: int, local_epoch: int, scalars: Sequence[float] | NDArray[Any]) -> Commit:  # noqa: A002
-        """Return a client's own local step, as a commit on its local model (Alg. 1, line 9)."""
-        epochs = [self.epoch(local_epoch)]
-        return Commit(self.seed, round, self.rate(round), np.asarray(scalars)[None], self.family, epochs)
+    def step(
+        self,
+        round: int,  # noqa: A002
+        local_epoch: int,
+        scalars: Sequence[float] | NDArray[Any],
+        moment: float = 0.0,
+    ) -> Commit:
+        """Return a client's own local step, as a commit on its local model (Alg. 1, line 9).
+
+        `moment` is what the step rule has derived from the commits of earlier rounds.
+        """
+        epochs, rate = [self.epoch(local_epoch)], self._rate(round, scalars, moment)
+        return Commit(self.seed, round, rate, np.asarray(scalars)[None], self.family, epochs)
 
     def message(self, steps: Sequence[Any], project: Callable[[], Any], axis: int = 0) -> Any:
         """Return what clients send of their local steps, each [..., directions], with the rows at `axis`.
@@ -123,27 +134,51 @@ class Plan:
         total = xp.sum(xp.astype(xp.stack(steps), xp.float64), axis=0)
         return xp.expand_dims(xp.astype(total, xp.float32), axis=axis)
 
-    def commit(self, round: int, scalars: NDArray[Any]) -> Commit:  # noqa: A002
-        """Return the commit of the aggregated scalars [rows, directions] (Alg. 1, line 14)."""
-        epochs = [COMPRESSED_EPOCH] if self.sends == "projection" else list(range(self.rows))
-        return Commit(self.seed, round, self.rate(round), scalars, self.family, epochs)
+    def commit(self, round: int, scalars: NDArray[Any], moment: float = 0.0) -> Commit:  # noqa: A002
+        """Return the commit of the aggregated scalars [rows, directions] (Alg. 1, line 14).
 
-    def commits(self, first: int, scalars: bytes | NDArray[np.float32]) -> Iterator[Commit]:
-        """Yield the commits of consecutive rounds, from `first` on, of their scalars as they travel or as an array.
-
-        >>> plan = Plan(seed=7, directions=2, local_epochs=1, scheme="unbiased", mu=1e-3, lr=0.01)
-        >>> [commit.round for commit in plan.commits(5, bytes(24))]
-        [5, 6, 7]
+        `moment` is what the step rule has derived from the commits of earlier rounds: `CommitSequence` keeps it.
         """
-        array = np.frombuffer(scalars, dtype="<f4") if isinstance(scalars, bytes) else scalars
-        for number, rows in enumerate(array.reshape(-1, self.rows, self.directions), first):
-            yield self.commit(number, rows)
+        epochs = [COMPRESSED_EPOCH] if self.sends == "projection" else list(range(self.rows))
+        return Commit(self.seed, round, self._rate(round, scalars, moment), scalars, self.family, epochs)
+
+    def _rate(self, round: int, scalars: Any, moment: float) -> float:  # noqa: A002
+        return self.step_rule.rate(self.rate(round), self.step_rule.after(moment, scalars))
 
     def projection(self, dimension: int) -> float:
         """Return what the compressed scheme multiplies its projections with."""
         if self.scale == "paper":
             return 1.0
         return (dimension if self.family == "sphere" else 1) / self.directions
+
+
+class CommitSequence:
+    """The commits of a run, made of its aggregated scalars round by round.
+
+    `moment` is the one number that a step rule derives from the rounds so far: whoever stores weights stores it, too.
+
+    >>> from cyber0.step_rule import parse
+    >>> sequence = CommitSequence(Plan(7, 2, 1, "unbiased", 1e-3, lr=0.5, step_rule=parse("normalised(beta=0.75)")))
+    >>> [commit.lr for commit in sequence.commits(0, np.array([3, 4, 0, 0, 0, 1], dtype=np.float32))]
+    [0.1, 0.1, 0.11470786693528087]
+    >>> sequence.moment
+    19.0
+    """
+
+    def __init__(self, plan: Plan, moment: float = 0.0) -> None:
+        self.plan, self.moment = plan, moment
+
+    def commit(self, round: int, scalars: NDArray[Any]) -> Commit:  # noqa: A002
+        """Return the commit of the next round; one that no model can apply changes nothing."""
+        commit = self.plan.commit(round, scalars, self.moment)
+        self.moment = self.plan.step_rule.after(self.moment, scalars)
+        return commit
+
+    def commits(self, first: int, scalars: bytes | NDArray[np.float32]) -> Iterator[Commit]:
+        """Yield the commits of consecutive rounds, from `first` on, of their scalars as they travel or as an array."""
+        array = np.frombuffer(scalars, dtype="<f4") if isinstance(scalars, bytes) else scalars
+        for number, rows in enumerate(array.reshape(-1, self.plan.rows, self.plan.directions), first):
+            yield self.commit(number, rows)
 
 
 def participants(seed: int, t: int, clients: int, invited: int, dropout: float) -> NDArray[np.int64]:

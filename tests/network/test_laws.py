@@ -45,8 +45,9 @@ def simulated(config):
         {},
         {"local_epochs": 2, "scheme": "compressed", "task": "mnist-mlp(hidden=4)", "family": "gaussian"},
         {"schedule": "warmup(rounds=3)+cosine(end=0.1)", "horizon": 9, "rule": "centered_clipping_previous"},
+        {"step_rule": "normalised(beta=0.9)", "schedule": "linear(end=0.5)", "local_epochs": 2},
     ],
-    ids=["plain", "compressed", "schedule and memory"],
+    ids=["plain", "compressed", "schedule and memory", "normalised steps"],
 )
 def test_a_federation_is_the_sequential_simulation(tmp_path, changes):
     config = recipe(rounds=12, **changes)
@@ -89,8 +90,10 @@ def task():
     return load_task(recipe().agreement, source="embedded")
 
 
-def test_one_leaves_and_another_comes_at_half_time_and_all_hold_the_same_bits(task):
-    config, ledger = recipe(rounds=30, clients=5, quorum=3), Memory()  # so that the three that stay are enough
+@pytest.mark.parametrize("step_rule", ["plain", "normalised"])
+def test_one_leaves_and_another_comes_at_half_time_and_all_hold_the_same_bits(task, step_rule):
+    config = recipe(rounds=30, clients=5, quorum=3, step_rule=step_rule)  # so that the three that stay are enough
+    ledger = Memory()
     make = member(config, task)
 
     async def play():

@@ -1,3 +1,5 @@
+import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -275,3 +277,52 @@ def test_rounds_and_devices_that_are_not_there(files):
     options = ["replay", files / "run.ledger", "--base", files / "base.safetensors", "--out", files / "out"]
     assert "the ledger has 20 rounds" in str(invoke(*options, "--round", 21).exception)
     assert "device = 'quantum' cannot be used" in str(invoke(*options, "--device", "quantum").exception)
+
+
+def test_a_base_in_several_files_is_read_as_one(tmp_path):
+    rng = np.random.default_rng(0)
+    tensors = {f"layer.{n}": rng.normal(size=(n, 3)).astype(np.float32) for n in range(1, 5)}
+    tensors["odd"] = np.arange(3, dtype=np.float16)  # what comes after it is aligned nevertheless
+    names = list(tensors)
+    parts = {"model-1.safetensors": [*names[:2], "odd"], "model-2.safetensors": names[2:4]}
+    for file, own in parts.items():
+        save_file({name: tensors[name] for name in own}, tmp_path / file)
+    places = {name: file for file, own in parts.items() for name in own}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    found = Weights.read(tmp_path)
+    for entry in found.order.entries:
+        array = dict(zip([e.name for e in found.order.entries], found.parameters(found.order), strict=True))[entry.name]
+        assert array[1].tobytes() == tensors[entry.name].tobytes()
+    assert {entry.name for entry in found.order.entries} == set(names) - {"odd"}
+    index.write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
+    with pytest.raises(InvalidParameters, match="names files outside its folder"):
+        Weights.read(tmp_path)
+    index.write_text("[]")
+    with pytest.raises(InvalidParameters, match="is no index of safetensors files"):
+        Weights.read(tmp_path)
+
+
+def test_a_long_replay_says_how_far_it_is(monkeypatch):
+    run, ledger = identity(), Memory()
+    fill(ledger, run, 30)
+    weights = parameters()
+    monkeypatch.setattr(sys.modules["cyber0.replay.rebuild"], "AT_ONCE", 7 * run.plan.scalars * weights.size)
+    said = []
+    mark = rebuild(ledger, weights, watch=said.append)
+    assert said == [7, 14, 21, 28, 30]
+    assert mark == one_by_one(run, 30, parameters())
+
+
+def test_verify_keeps_the_model_that_it_rebuilds(tmp_path):
+    run = identity()
+    save_file({entry.name: flat.reshape(entry.shape) for entry, flat in parameters()}, tmp_path / "base.safetensors")
+    with File(tmp_path / "run.ledger") as ledger:
+        fill(ledger, run, 5)
+    options = ("--base", tmp_path / "base.safetensors", "--device", "cpu", "--out", tmp_path / "model.safetensors")
+    told = invoke("verify", tmp_path / "run.ledger", *options)
+    assert "the model is written to" in told.output.replace("\n", " ")
+    again = Weights.read(tmp_path / "model.safetensors")
+    assert again.parameters(run.layout).fingerprint() == one_by_one(run, 5, parameters())
+    refused = invoke("verify", tmp_path / "run.ledger", "--out", tmp_path / "other.safetensors")
+    assert "give --base, too" in str(refused.output) + str(refused.exception)

@@ -17,6 +17,7 @@ from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidConfig, InvalidModel, MissingExtra, UnknownName
 from cyber0.estimate import estimate
 from cyber0.parameters import Parameters
+from cyber0.simulation import Simulation
 from cyber0.simulation.run import run
 from cyber0.tasks import memory
 from cyber0.tasks.evaluation import evaluate
@@ -382,3 +383,42 @@ def test_exact_derivatives_are_taken_client_by_client(folder):
 def test_the_baseline_trains_no_language_model(folder):
     with pytest.raises(InvalidConfig, match="'fedavg' cannot train a language model"):
         run(config_of(folder, "bert", algorithm="fedavg"))
+
+
+# Models that people try
+
+
+def saved(folder, name, model, **changes):
+    """A tiny model of any class, with the tokenizer of a language model beside it."""
+    model.save_pretrained(folder / name)
+    tiny.tokenizer("roberta").save_pretrained(folder / name)
+    path = folder / name / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return str(folder / name)
+
+
+def test_models_that_cannot_be_tuned_are_refused_in_a_sentence(tmp_path):
+    t5 = transformers.T5Config(vocab_size=400, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    bert = transformers.BertConfig(
+        vocab_size=400, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    small = transformers.BertConfig(**bert.to_dict() | {"vocab_size": 20})
+    four_bits = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    for model, changes, sentence in (
+        (transformers.T5ForConditionalGeneration(t5), {}, "with an encoder and a decoder, which is not supported"),
+        (transformers.ViTForImageClassification(vit), {}, "which reads no tokens"),
+        (transformers.BertModel(bert), four_bits, r"is quantised \(bitsandbytes\): its weights cannot be moved"),
+        (transformers.BertModel(small), {}, "has embeddings of 20 tokens, but its tokenizer"),
+    ):
+        with pytest.raises(InvalidModel, match=sentence):
+            checkpoint.get_checkpoint(saved(tmp_path, type(model).__name__, model, **changes))
+
+
+def test_an_encoder_of_a_model_with_a_decoder_is_tuned(folder, tmp_path):
+    config = transformers.T5Config(vocab_size=400, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    model = saved(tmp_path, "encoder", transformers.T5EncoderModel(config))
+    task = make(f"text-classification(prompt={str(folder / 'prompt.toml')!r})", folder, "auto", model)
+    simulation = Simulation(RunConfig(task=task.name, clients=3, byzantine=0, directions=1, rounds=1, batch=4), task)
+    with pytest.warns(UserWarning, match="it is measured in two whole copies"):
+        assert [len(played.admitted) for played in simulation.play()] == [3]

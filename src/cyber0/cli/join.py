@@ -220,6 +220,7 @@ class Where:
             if last is None:
                 begin, last = self._first[0], self._first
             now, commits, rounds = time.monotonic(), self._member.commits, self._member.rounds
+            commits = max(commits, self._member.applied)
             text, rate = f"{self.name} has {commits:,} of {rounds:,} rounds", 0.0
             if commits > last[1]:
                 rate = (commits - last[1]) / (now - last[0])

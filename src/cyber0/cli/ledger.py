@@ -94,7 +94,7 @@ def _show_run(console: Console, run: Ledger) -> None:
         line(console, "model", f"{agreement.model}, {agreement.precision}")
     line(console, "rule", f"{agreement.rule}, {agreement.byzantine} of {agreement.clients} clients may lie")
     line(console, "step", f"{plan.rows} x {plan.directions} {plan.family} directions, {plan.scheme}")
-    line(console, "lr", f"{agreement.lr}, {agreement.schedule}")
+    line(console, "lr", f"{agreement.lr}, {agreement.schedule}, {agreement.step_rule} steps")
     line(console, "manifest", identity.manifest)
     line(console, "base", identity.base)
     for part, digest in sorted(identity.meaning.items()):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cyber0.cli.ledger import Run, digest_of, line
 from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen
-from cyber0.errors import InvalidEvidence
+from cyber0.errors import InvalidConfig, InvalidEvidence
 from cyber0.network.key_files import certificate
 from cyber0.parameters import Parameters
 from cyber0.progress import Progress
@@ -50,12 +50,17 @@ def verify(
             "--own-rule", help="Allow a rule given as package.module:object to be imported: only if that code is yours."
         ),
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="With --base: write the rebuilt model to this safetensors file.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where --base rebuilds: auto, cpu, cuda, ...")] = "auto",
     data: Data = None,
     model: Model = None,
 ) -> None:
     """Check a run's record, or evidence: who said every number, every aggregate, the chain, the final model."""
     check_task_options(base, data, model)
+    if out is not None and base is None:
+        raise InvalidConfig(f"--out {out} is for the model that --base rebuilds: give --base, too")
     console = Console()
     if is_evidence(_beginning(run)):
         _judge(console, run, own_rule, authority, digest_of(expect, "--expect"))
@@ -70,8 +75,11 @@ def verify(
         with Progress(console, "verifying", ledger.head.rounds) as progress:
             report = check(ledger, own_rule=own_rule, watch=progress.update, **known)
         if base is not None and not report.findings:
-            _, parameters = begun_with(ledger, base, data, model)
+            weights, parameters = begun_with(ledger, base, data, model)
             _check_model(console, report, ledger, parameters, device)
+            if out is not None and not report.findings:
+                weights.write(out)
+                report.notes.append(f"the model is written to {out}")
         _print(console, report, ledger)
     if report.findings or not (report.sound or is_export(run)):  # an exported run has no votes
         raise typer.Exit(1)

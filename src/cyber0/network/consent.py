@@ -176,7 +176,7 @@ def _step(settings: Settings) -> str:
         epochs += f"s, {agreement.scheme}"
     return (
         f"{agreement.directions:,} directions, {agreement.family}, {epochs}, batch {agreement.batch:,}, "
-        f"mu {agreement.mu:g}, lr {agreement.lr:g}, {agreement.schedule}"
+        f"mu {agreement.mu:g}, lr {agreement.lr:g}, {agreement.schedule}, {agreement.step_rule} steps"
     )
 
 

@@ -1,5 +1,6 @@
 """A client's model and data: the model that was agreed on, trained on all the data that the client has."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ from numpy.typing import NDArray
 from cyber0.client import Client
 from cyber0.config import Agreement
 from cyber0.directions.select import host
-from cyber0.errors import InvalidConfig
+from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.estimate import full_precision
 from cyber0.layerwise.measure import LayerwiseEstimate
 from cyber0.participant import build_participant, load_task
+from cyber0.plan import CommitSequence
 from cyber0.protocol.identity import base_digest, layout_bytes, meaning_bytes
 from cyber0.protocol.records import to_wire
 from cyber0.replay.weights import Weights
@@ -23,6 +25,7 @@ from cyber0.tasks.task import Task
 
 __all__ = ["LocalModel"]
 
+MOMENT = "second_moment"  # under which it is stored beside the weights
 AHEAD = 32  # rounds whose batches are drawn in one call,
 DRAWN = 2**20  # unless that would be more samples than these
 
@@ -55,6 +58,7 @@ class LocalModel:
         self.layout = layout_bytes(self.parameters.manifest)
         self.meaning = meaning_bytes(self.task.meaning)
         self._initial = [flat.detach().clone() for _, flat in self.parameters]
+        self._commits = CommitSequence(self.plan)
         self._batches = _Batches(self.task, agreement, place, self._participant.device, deal)
         measure = self._participant.measure
         self._client = Client(self.parameters, self.task.losses, self._batches, self.plan, measure=measure)
@@ -67,6 +71,7 @@ class LocalModel:
     def vote(self, round: int) -> bytes:  # noqa: A002
         """Return what it measures in a round; NaN where its loss is not finite, which is not counted."""
         with full_precision():
+            self._client.moment = self._commits.moment
             return to_wire(self._client.vote(round))
 
     def advance(self, first: int, scalars: bytes) -> None:
@@ -74,7 +79,7 @@ class LocalModel:
 
         A layer-wise estimate applies a single commit itself, on its way through the model for the next vote.
         """
-        commits = list(self.plan.commits(first, scalars))
+        commits = list(self._commits.commits(first, scalars))
         if len(commits) == 1 and isinstance(self._participant.measure, LayerwiseEstimate):
             self.parameters.defer(commits[0])
         else:
@@ -83,6 +88,7 @@ class LocalModel:
     def reset(self) -> None:
         """Go back to the initial weights."""
         self.parameters.settle()
+        self._commits.moment = 0.0
         for (_, flat), initial in zip(self.parameters, self._initial, strict=True):
             flat.copy_(initial)
 
@@ -98,20 +104,35 @@ class LocalModel:
         return found.accuracy, found.loss, found.samples
 
     def weights(self) -> Weights:
-        """Return a copy of the weights."""
+        """Return a copy of the weights, and, if steps are normalised, the second moment as a fact about them."""
         self.parameters.settle()
-        return Weights.of(
-            {entry.name: host(flat.detach().cpu()).reshape(entry.shape) for entry, flat in self.parameters}
-        )
+        arrays = {entry.name: host(flat.detach().cpu()).reshape(entry.shape) for entry, flat in self.parameters}
+        weights = Weights.of(arrays)
+        if self.plan.step_rule.normalises:
+            weights.header["__metadata__"] = {MOMENT: self._commits.moment.hex()}
+        return weights
 
     def load(self, weights: Weights) -> int:
         """Set the weights to stored ones, and return their fingerprint."""
-        kept = weights.parameters(self.parameters.manifest)
+        kept, moment = weights.parameters(self.parameters.manifest), self._moment(weights)
         self.parameters.settle()
+        self._commits.moment = moment
         for (_, flat), (_, array) in zip(self.parameters, kept, strict=True):
             words: Any = torch.from_numpy(array.view(np.int16) if array.itemsize == 2 else array)  # pyright: ignore
             flat.copy_(words.view(torch.bfloat16) if array.itemsize == 2 else words)
         return self.fingerprint()
+
+    def _moment(self, weights: Weights) -> float:
+        """Return the second moment that was stored with weights; 0 for plain steps, which have none."""
+        if not self.plan.step_rule.normalises:
+            return 0.0
+        text = weights.header.get("__metadata__", {}).get(MOMENT)
+        try:
+            if (moment := float.fromhex(text)) >= 0 and math.isfinite(moment):
+                return moment
+        except (TypeError, ValueError):
+            pass
+        raise InvalidParameters(f"{MOMENT} = {text!r} of the stored weights must be a finite number of at least 0")
 
 
 class _Batches:

@@ -48,6 +48,7 @@ from cyber0.protocol.signing import PrivateKey, encoded, sign
 __all__ = ["Member", "Model", "check_version"]
 
 Send = Callable[[FromClient], None]
+AT_ONCE = 256  # rounds that are applied between two looks at how far a client is
 MAX_REPLAYS = 3  # of one process: a client whose weights are wrong again and again has another problem
 
 
@@ -106,6 +107,7 @@ class Member:
         self._waiting: deque[Committed | CatchUp] = deque()
         self._followed: list[Step] = []  # rounds that are not applied yet
         self._snapshot_at = 0
+        self.applied = 0  # rounds that the model has, while many are applied more than `commits`
         self._recalled = -1  # the last round from which on it was asked for commits, on this stream
         self._restore()
 
@@ -284,7 +286,7 @@ class Member:
     def _begin_anew(self, position: Position) -> None:
         self.store.forget_weights()
         self.model.reset()
-        self.position, self._snapshot_at, self.evaluation = position, 0, None
+        self.position, self._snapshot_at, self.evaluation, self.applied = position, 0, None, 0
         self.audits.begin(position.identity, 0)
 
     def _check_marks(self, identity: Identity) -> None:
@@ -398,7 +400,10 @@ class Member:
         if not steps:
             return
         try:
-            self.model.advance(steps[0].round, b"".join(step.scalars for step in steps))
+            for first in range(0, len(steps), AT_ONCE):
+                part = steps[first : first + AT_ONCE]
+                self.model.advance(part[0].round, b"".join(step.scalars for step in part))
+                self.applied = part[-1].round + 1
         except Cyber0Error as error:
             raise Refused(f"a commit from round {steps[0].round} on cannot be applied: {error}") from error
         self.position = steps[-1].after
@@ -510,7 +515,11 @@ class Member:
             return
         weights, facts = found
         position = position_from(identity, facts)
-        if position is None or f"{self.model.load(weights):016x}" != facts.get("fingerprint"):
+        try:
+            whole = position is not None and f"{self.model.load(weights):016x}" == facts.get("fingerprint")
+        except InvalidParameters:
+            whole = False
+        if position is None or not whole:
             self.model.reset()  # damaged: the federator has all commits
             return
         self.position, self._snapshot_at = position, position.head.rounds

@@ -182,8 +182,10 @@ class Store:
     def save_weights(self, weights: Weights, facts: dict[str, str]) -> None:
         """Store weights and facts about them in one safetensors file, completely or not at all."""
         if self.folder is not None:
-            header = {"__metadata__": facts, **{k: v for k, v in weights.header.items() if k != "__metadata__"}}
-            Weights(header, weights.data).write(self._snapshot(self.folder))
+            known = weights.header.get("__metadata__", {})
+            Weights({**weights.header, "__metadata__": {**known, **facts}}, weights.data).write(
+                self._snapshot(self.folder)
+            )
 
     def load_weights(self) -> tuple[Weights, dict[str, str]] | None:
         """Return the weights that were stored last, and the facts about them; None if there is no file to be read."""

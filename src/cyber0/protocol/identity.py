@@ -176,9 +176,9 @@ class Identity:
         """Whether votes and links of this run are signed."""
         return self.protocol > 1 and bool(self.federator)
 
-    def commit(self, decision: Decision) -> Commit:
-        """Return the commit of a decided round, which parameters can apply."""
-        return self.plan.commit(decision.round, from_wire(decision.scalars, self.plan.rows))
+    def commit(self, decision: Decision, moment: float = 0.0) -> Commit:
+        """Return the commit of a decided round, which parameters can apply; `moment` is as in `Plan.commit`."""
+        return self.plan.commit(decision.round, from_wire(decision.scalars, self.plan.rows), moment)
 
     def to_bytes(self) -> bytes:
         """Return the identity in canonical JSON, or the bytes it was read from."""

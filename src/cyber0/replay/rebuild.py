@@ -12,6 +12,7 @@ from cyber0.config import Agreement, file_name
 from cyber0.errors import InvalidConfig, InvalidLedger, InvalidParameters
 from cyber0.extras import require
 from cyber0.parameters import Manifest, Parameters
+from cyber0.plan import CommitSequence
 from cyber0.protocol.export import exported_run, is_export, read
 from cyber0.protocol.identity import Identity, base_digest
 from cyber0.protocol.ledger import Ledger, Memory
@@ -19,9 +20,9 @@ from cyber0.protocol.sqlite import File
 from cyber0.replay.convert import convert, missing_tensors
 from cyber0.replay.weights import Weights
 
-__all__ = ["base", "open_ledger", "rebuild"]
+__all__ = ["base", "begun", "open_ledger", "rebuild"]
 
-AT_ONCE = 2**17  # bytes of scalars between two reports of progress
+AT_ONCE = 2**31  # numbers of directions between two reports of progress: some seconds
 
 
 @contextmanager
@@ -67,7 +68,11 @@ def base(
     >>> base(identity, path)[1].fingerprint() == zeros.fingerprint()
     True
     """
-    found = _built(identity.agreement, data, model) if path is None else Weights.read(path)
+    return begun(identity, _built(identity.agreement, data, model) if path is None else Weights.read(path))
+
+
+def begun(identity: Identity, found: Weights) -> tuple[Weights, Parameters]:
+    """Return weights as a run starts from them, and its parameters in their memory; other weights are refused."""
     layout = _layout(identity, found)
     weights = convert(found, layout)
     parameters = weights.parameters(layout)
@@ -105,11 +110,11 @@ def rebuild(
     run = exported_run(ledger, rounds)
     if run.head.commit != ledger.head_at(run.rounds).commit:
         raise InvalidLedger("the scalars of this ledger do not match its hash chain: cyber0 verify names the round")
-    width = 4 * run.identity.plan.scalars
-    step = max(1, AT_ONCE // width)
+    sequence, width = CommitSequence(run.identity.plan), 4 * run.identity.plan.scalars
+    step = max(1, AT_ONCE // (run.identity.plan.scalars * parameters.size))
     for first in range(0, run.rounds, step):
         last = min(first + step, run.rounds)
-        there.apply_all(run.identity.plan.commits(first, run.scalars[first * width : last * width]))
+        there.apply_all(sequence.commits(first, run.scalars[first * width : last * width]))
         watch(last)
     if there is not parameters:
         for (_, here), (_, flat) in zip(parameters, there, strict=True):

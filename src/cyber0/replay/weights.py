@@ -51,21 +51,14 @@ class Weights:
 
     @classmethod
     def read(cls, path: Path) -> "Weights":
-        """Read a file, or the only safetensors file of a folder.
+        """Read a file, the only safetensors file of a folder, or all parts of a model that a folder has in several.
 
         >>> Weights.read(Path("no/such/model.safetensors"))
         Traceback (most recent call last):
         cyber0.errors.InvalidParameters: cannot read the weights no/such/model.safetensors: No such file or directory
         """
-        path = _one(path)
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                text = file.read(length) if length <= LARGEST_HEADER else b""
-                data = np.fromfile(file, dtype=np.uint8)
-        except OSError as error:
-            raise InvalidParameters(f"cannot read the weights {path}: {error.strerror}") from None
-        return cls(_header(path, text, len(data)), data)
+        paths = _files(path)
+        return _read(paths[0]) if len(paths) == 1 else _joined(list(map(_read, paths)))
 
     @property
     def order(self) -> Manifest:
@@ -109,13 +102,49 @@ class Weights:
             raise InvalidParameters(f"cannot write {path}: {error.strerror}") from None
 
 
-def _one(path: Path) -> Path:
+def _files(path: Path) -> list[Path]:
+    """Return the files that a path means: itself, or those of a folder, by its index where there are several."""
     if not path.is_dir():
-        return path
+        return [path]
     files = sorted(path.glob("*.safetensors"))
-    if len(files) != 1:
+    if len(files) == 1:
+        return files
+    indexes = sorted(path.glob("*.safetensors.index.json"))
+    if len(indexes) != 1:
         raise InvalidParameters(f"{path} has {len(files) or 'no'} safetensors files: give the path of one")
-    return files[0]
+    try:
+        named = sorted(set(map(str, json.loads(indexes[0].read_text(encoding="utf-8"))["weight_map"].values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidParameters(f"{indexes[0]} is no index of safetensors files: {error}") from None
+    if not named or any(Path(name).name != name for name in named):
+        raise InvalidParameters(f"{indexes[0]} names files outside its folder, or none")
+    return [path / name for name in named]
+
+
+def _read(path: Path) -> Weights:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            text = file.read(length) if length <= LARGEST_HEADER else b""
+            data = np.fromfile(file, dtype=np.uint8)
+    except OSError as error:
+        raise InvalidParameters(f"cannot read the weights {path}: {error.strerror}") from None
+    return Weights(_header(path, text, len(data)), data)
+
+
+def _joined(parts: list[Weights]) -> Weights:
+    """Return the tensors of several files as if they were in one."""
+    header: dict[str, Any] = {}
+    at, pieces = 0, list[NDArray[np.uint8]]()
+    for part in parts:
+        for name, place in part.header.items():
+            if name == "__metadata__":
+                header.setdefault(name, place)
+            else:
+                header[name] = {**place, "data_offsets": [at + offset for offset in place["data_offsets"]]}
+        pieces += [part.data, np.zeros(-len(part.data) % 8, dtype=np.uint8)]  # so that what follows is aligned
+        at += len(part.data) + len(pieces[-1])
+    return Weights(header, np.concatenate(pieces))
 
 
 def _header(path: Path, text: bytes, size: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from cyber0.estimate import estimate
 from cyber0.layerwise.measure import Measure
 from cyber0.layerwise.walk import Batch, Walk
 from cyber0.parameters import Parameters
-from cyber0.plan import Plan
+from cyber0.plan import CommitSequence, Plan
 from cyber0.simulation.population import Indices, Population
 from cyber0.simulation.slopes import derivatives, slopes
 from cyber0.tasks.task import Task
@@ -36,6 +36,7 @@ class World:
     parameters: Parameters
     population: Population
     plan: Plan
+    commits: CommitSequence
     measure: Measure = estimate
 
 
@@ -66,18 +67,18 @@ class Batched:
 
     def votes(self, t: int, present: Indices) -> Tensor:
         """Return the votes of all clients together (Alg. 1, lines 3 to 11)."""
-        plan, update, weights = self.plan, None, _weights(self.worlds)
+        plan, update, offsets, weights = self.plan, None, None, _weights(self.worlds)
         steps: list[Tensor] = []
         z = self._directions(t, plan.epoch(0))
         for epoch in range(plan.local_epochs):
             if plan.epoch(epoch) != plan.epoch(0):
                 z = self._directions(t, plan.epoch(epoch))
             x, y = _batches(self.worlds, t, epoch, present)
-            offsets = None if update is None else update * -plan.rate(t)
             step = slopes(self.task, self.parameters, weights, plan.mu, offsets, x, y, z) * self._scale()
             steps.append(step)
             if epoch + 1 < plan.local_epochs or plan.sends == "projection":
-                update = step @ z if update is None else torch.baddbmm(update, step, z)
+                update = _added(update, step, z)
+                offsets = self._offsets(t, offsets, update, step, z) if epoch + 1 < plan.local_epochs else None
 
         def project() -> Tensor:
             assert update is not None  # noqa: S101
@@ -86,10 +87,21 @@ class Batched:
 
         return plan.message(steps, project, axis=1)
 
+    def _offsets(self, t: int, before: Tensor | None, update: Tensor, step: Tensor, z: Tensor) -> Tensor:
+        """Return how far each client's model is from the global one, [worlds, clients, d], after another step."""
+        plan = self.plan
+        if not plan.step_rule.normalises:
+            return update * -plan.rate(t)
+        rates = [
+            [plan.step(t, 0, client, world.commits.moment).lr for client in clients]
+            for world, clients in zip(self.worlds, step.cpu().numpy(), strict=True)
+        ]
+        return _added(before, step * -torch.tensor(rates, dtype=step.dtype, device=step.device)[..., None], z)
+
     @staticmethod
     def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
         """Move the global model by the aggregate (Alg. 1, lines 13 and 14)."""
-        world.parameters.apply(world.plan.commit(t, aggregate))
+        world.parameters.apply(world.commits.commit(t, aggregate))
 
     def _directions(self, t: int, epoch: int) -> Tensor:
         size, family, device = self.parameters.size, self.plan.family, self.parameters.device
@@ -104,6 +116,7 @@ class Sequential:
 
     def __init__(self, task: Task, worlds: Sequence[World]) -> None:
         self.rows, self.width = worlds[0].plan.rows, worlds[0].plan.directions
+        self._worlds = worlds
         self._clients: list[list[Client]] = [
             [
                 Client(
@@ -117,6 +130,9 @@ class Sequential:
 
     def votes(self, t: int, present: Indices) -> Tensor:
         """Return the votes of one client after the other (Alg. 1, lines 3 to 11)."""
+        for world, clients in zip(self._worlds, self._clients, strict=True):
+            for client in clients:
+                client.moment = world.commits.moment
         votes = [np.stack([clients[client].vote(t) for client in map(int, present)], 1) for clients in self._clients]
         return torch.from_numpy(np.stack(votes))  # pyright: ignore[reportUnknownMemberType]
 
@@ -142,7 +158,7 @@ class Layered:
     @staticmethod
     def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
         """Move the global model by the aggregate (Alg. 1, lines 13 and 14), during the next walk."""
-        world.parameters.defer(world.plan.commit(t, aggregate))
+        world.parameters.defer(world.commits.commit(t, aggregate))
 
     def _votes(self, world: World, walk: Walk, t: int, present: Indices) -> Tensor:
         plan, batches = world.plan, world.population.batches
@@ -152,7 +168,7 @@ class Layered:
         for epoch in range(1, plan.local_epochs):
             x, y = batches(t, epoch, present)
             sent = [step.cpu().numpy() for step in steps]
-            drifts = [_drift(plan, t, [step[client] for step in sent]) for client in range(len(present))]
+            drifts = [_drift(world, t, [step[client] for step in sent]) for client in range(len(present))]
             each = [
                 self._step(world, walk, t, epoch, walk.batch(x[client : client + 1], y[client : client + 1]), drift)
                 for client, drift in enumerate(drifts)
@@ -191,9 +207,10 @@ def _walk(task: Task, world: World) -> Walk:
     return measure.walk(world.parameters, task.losses)
 
 
-def _drift(plan: Plan, t: int, steps: list[NDArray[np.float32]]) -> tuple[list[Any], NDArray[np.float32]]:
+def _drift(world: World, t: int, steps: list[NDArray[np.float32]]) -> tuple[list[Any], NDArray[np.float32]]:
     """Return the directions along which a client has moved in its steps so far, and how far along each."""
-    commits = [plan.step(t, epoch, scalars) for epoch, scalars in enumerate(steps)]
+    moment = world.commits.moment
+    commits = [world.plan.step(t, epoch, scalars, moment) for epoch, scalars in enumerate(steps)]
     return [key for commit in commits for key in commit.keys], np.concatenate([c.coefficients for c in commits])
 
 
@@ -203,6 +220,11 @@ def _batch_of(population: Population, client: int) -> Any:
         return x[0], y[0]
 
     return batch
+
+
+def _added(update: Tensor | None, step: Tensor, z: Tensor) -> Tensor:
+    """Return an update [worlds, clients, d] with a step [worlds, clients, directions] along z added to it."""
+    return step @ z if update is None else torch.baddbmm(update, step, z)
 
 
 class FedAvg:

@@ -17,7 +17,7 @@ from cyber0.errors import InvalidCommit, InvalidConfig
 from cyber0.estimate import full_precision
 from cyber0.layerwise.measure import LayerwiseEstimate
 from cyber0.participant import build_participant, load_task
-from cyber0.plan import participants
+from cyber0.plan import CommitSequence, participants
 from cyber0.protocol.decide import admissible, decide, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population
@@ -69,7 +69,9 @@ class Simulation:
         self.participant = build_participant(self.task, config, self.device, simulated=config)
         self.parameters = self.participant.parameters
         self.population, self.validation = self._populate(config.partition if split is None else split)
-        self.world = World(self.parameters, self.population, self.plan, self.participant.measure)
+        self.world = World(
+            self.parameters, self.population, self.plan, CommitSequence(self.plan), self.participant.measure
+        )
         self.learner = learner_of(config, self.world)(self.task, [self.world])
         self.rounds = 0
 
@@ -130,7 +132,7 @@ class Simulation:
         """Take rounds from what was aggregated in them, [rounds, rows, k]; a round of NaN changed nothing."""
         voted = [(t, aggregate) for t, aggregate in enumerate(aggregates, self.rounds) if np.isfinite(aggregate).all()]
         if self.config.algorithm == "cyber0":
-            self.parameters.apply_all(self.plan.commit(t, aggregate) for t, aggregate in voted)
+            self.parameters.apply_all(self.world.commits.commit(t, aggregate) for t, aggregate in voted)
         else:
             for t, aggregate in voted:
                 self.learner.advance(self.world, t, aggregate)

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 
@@ -57,8 +57,7 @@ class Checkpoint:
 
         Threads load one after another, because transformers unties every model of the process while it loads one.
         """
-        transformers = require("transformers", extra="text")
-        automatic = getattr(transformers, CLASSES[self.kind])
+        automatic = self._class()
         memory.check(self.parameters(), copies=1)
         options: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
         random: Any = torch.random
@@ -69,10 +68,17 @@ class Checkpoint:
 
     def parameters(self) -> int:
         """Return how many parameters it has, without loading them."""
-        automatic = getattr(require("transformers", extra="text"), CLASSES[self.kind])
+        automatic = self._class()
         with quiet(), _said(self.name), torch.device("meta"):
-            model = automatic.from_config(self.config)
+            model = automatic.from_config(self.config) if hasattr(automatic, "from_config") else automatic(self.config)
         return sum(parameter.numel() for parameter in model.parameters())
+
+    def _class(self) -> Any:
+        """Return the class that loads it; AutoModel does not know encoders of models that also have a decoder."""
+        transformers = require("transformers", extra="text")
+        named = (self.config.architectures or [""])[0]
+        encoder = self.kind == "pooled" and named.endswith("EncoderModel") and hasattr(transformers, named)
+        return getattr(transformers, named if encoder else CLASSES[self.kind])
 
     def pooling(self) -> tuple[str, bool]:
         """Return how its files for sentence-transformers say to pool: mean or cls, and whether to normalise."""
@@ -119,12 +125,38 @@ def get_checkpoint(name: str, head: str = "auto") -> Checkpoint:
         raise InvalidModel(f"there is no folder {name}: --model takes a folder, or an id of the hub like roberta-large")
     with quiet(), _said(name), reached(name):
         config = transformers.AutoConfig.from_pretrained(name)
+        _check_config(config, name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     if not tokenizer("a", add_special_tokens=False).input_ids:  # what there is without tokenizer files
         raise InvalidModel(
             f"{name} has no tokenizer: put its tokenizer.json and tokenizer_config.json beside the model"
         )
+    rows, tokens = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values(), default=0) + 1
+    if tokens > rows:
+        raise InvalidModel(
+            f"{name} has embeddings of {rows:,} tokens, but its tokenizer {tokens:,}: they do not belong together"
+        )
     return Checkpoint(name, config, tokenizer, _kind(config, name) if head == "auto" else head)  # type: ignore[arg-type]
+
+
+def _check_config(config: Any, name: str) -> None:
+    """Refuse models that cannot be trained on texts here, by what their configuration says."""
+    named = (config.architectures or [type(config).__name__])[0]
+    quantised: Any = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        facts = cast("dict[str, Any]", quantised if isinstance(quantised, dict) else vars(quantised))
+        how = facts.get("quant_method")
+        raise InvalidModel(
+            f"{name} is quantised ({how or 'by its quantization_config'}): its weights cannot be moved by small steps; "
+            "use the model it was made of, with --precision bf16 to save memory"
+        )
+    if config.is_encoder_decoder and not named.endswith("EncoderModel"):
+        raise InvalidModel(
+            f"{name} is a {named}, with an encoder and a decoder, which is not supported: use a decoder such as Llama, "
+            "or its encoder alone, where transformers has a class ...EncoderModel to save it by"
+        )
+    if getattr(config.get_text_config(), "vocab_size", None) is None:
+        raise InvalidModel(f"{name} is a {named}, which reads no tokens: a task on texts needs a language model")
 
 
 def _check_folder(folder: Path) -> None:

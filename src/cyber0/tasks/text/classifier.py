@@ -70,6 +70,13 @@ class Classifier(nn.Module):
         """Return the head, hidden states [..., hidden] -> [..., classes]; None where the whole model must be called."""
         return None if self.top_name is None else self.get_submodule(self.top_name)
 
+    def head_module(self) -> nn.Module:
+        """Return what `train = 'head'` trains: a pooled model's linear layer, else what stands over the base model."""
+        if self.label_head.kind == "pooled":
+            return self.classifier
+        others = [child for child in self.whole.children() if child is not self.whole.base_model]
+        return nn.ModuleList(others)
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the scores of any number of prompts, computed in parts that fit into memory."""
         sizes = lengths(tokens)

@@ -1,6 +1,7 @@
-"""Write a trained model as a plain transformers folder: merged weights, configuration, tokenizer."""
+"""Write a trained model as a folder for transformers or peft: weights, configuration, tokenizer."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from cyber0.tasks.text import checkpoint
 from cyber0.tasks.text.adapters import merged
 from cyber0.tasks.text.classifier import Classifier
 
-__all__ = ["export", "load_weights"]
+__all__ = ["export", "export_adapter", "export_pipeline", "load_weights"]
 
 
 def load_weights(classifier: Classifier, path: Path | str) -> Classifier:
@@ -66,9 +67,7 @@ def export(classifier: Classifier, folder: Path | str) -> Path:
     folder, safetensors = Path(folder), require("safetensors.torch", extra="train")
     folder.mkdir(parents=True, exist_ok=True)
     classifier.whole.config.save_pretrained(folder)
-    checkpoint.get_checkpoint(classifier.whole.name_or_path, classifier.label_head.kind).tokenizer.save_pretrained(
-        folder
-    )
+    _save_tokenizer(classifier, folder)
     safetensors.save_file(_once(classifier), folder / "model.safetensors", metadata={"format": "pt"})
     if classifier.label_head.kind == "pooled":
         layer = {name: tensor.detach().contiguous() for name, tensor in classifier.classifier.state_dict().items()}
@@ -77,6 +76,91 @@ def export(classifier: Classifier, folder: Path | str) -> Path:
         how = {"pooling": head.pooling, "normalise": head.normalise, "scale": head.scale}
         (folder / "classifier.json").write_text(json.dumps(how), encoding="utf-8")
     return folder
+
+
+def export_pipeline(classifier: Classifier, classes: Sequence[str], folder: Path | str, length: int) -> Path:
+    """Write a pooled classifier as a folder that `pipeline("text-classification")` of transformers loads and runs.
+
+    It has the names of the classes. `trust_remote_code=True` lets transformers use the one file of code in it, without
+    which no class of transformers pools hidden states as sentence encoders do.
+
+    >>> import tempfile
+    >>> from transformers import pipeline
+    >>> from cyber0.tasks.text import tiny
+    >>> from cyber0.tasks.text.heads import Head
+    >>> found = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "encoder")))
+    >>> classifier = Classifier(found.load(), Head("pooled", classes=2))
+    >>> folder = export_pipeline(classifier, ["bad", "good"], Path(tempfile.mkdtemp()) / "out", length=32)
+    >>> [answer] = pipeline("text-classification", str(folder), trust_remote_code=True)("a lovely film")
+    >>> answer["label"] in ("bad", "good"), answer["score"]
+    (True, 0.5)
+    """
+    folder, safetensors = Path(folder), require("safetensors.torch", extra="train")
+    folder.mkdir(parents=True, exist_ok=True)
+    head, encoder = classifier.label_head, classifier.whole.config.to_dict()
+    code = "pooled_classifier"
+    config = {
+        "architectures": ["PooledClassifier"],
+        "auto_map": {
+            "AutoConfig": f"{code}.PooledClassifierConfig",
+            "AutoModelForSequenceClassification": f"{code}.PooledClassifier",
+        },
+        "model_type": "pooled-classifier",
+        "encoder": encoder,
+        "encoder_class": type(classifier.whole).__name__,
+        "pooling": head.pooling,
+        "normalise": head.normalise,
+        "scale": head.scale,
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: number for number, name in enumerate(classes)},
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / f"{code}.py").write_bytes(Path(__file__).with_name(f"{code}.py").read_bytes())
+    _save_tokenizer(classifier, folder, length)
+    tensors = {f"encoder.{name}": tensor for name, tensor in _once(classifier).items()}
+    layer = classifier.classifier.state_dict().items()
+    tensors |= {f"classifier.{name}": tensor.detach().cpu().contiguous() for name, tensor in layer}
+    safetensors.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def export_adapter(classifier: Classifier, folder: Path | str) -> Path:
+    """Write the adapter of a masked or causal model as a folder of peft: `PeftModel.from_pretrained(model, folder)`.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import adapters, tiny
+    >>> from cyber0.tasks.text.heads import Head
+    >>> model = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "llama"))).load()
+    >>> adapters.lora(model, seed=0, rank=2)
+    >>> classifier = Classifier(model, Head("causal", classes=2, label_ids=(7, 30)))
+    >>> sorted(path.name for path in export_adapter(classifier, Path(tempfile.mkdtemp()) / "out").iterdir())
+    ['adapter_config.json', 'adapter_model.safetensors']
+    """
+    folder, whole = Path(folder), classifier.whole
+    known: Any = getattr(whole, "peft_config", None)
+    if not known or classifier.label_head.kind == "pooled":
+        why = "has a linear layer beside its adapter" if known else "was trained without an adapter"
+        raise InvalidModel(f"this model {why}: export it merged, without --adapter")
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor.detach().cpu().contiguous()
+        for name, tensor in whole.state_dict().items()
+        if ".lora_" in name
+    }
+    config: Any = known["default"]
+    config.base_model_name_or_path = whole.name_or_path
+    config.save_pretrained(folder)
+    save: Any = require("safetensors.torch", extra="train").save_file
+    save(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _save_tokenizer(classifier: Classifier, folder: Path, length: int | None = None) -> None:
+    tokenizer = checkpoint.get_checkpoint(classifier.whole.name_or_path, classifier.label_head.kind).tokenizer
+    if length is not None:
+        tokenizer.model_max_length = length
+    tokenizer.save_pretrained(folder)
 
 
 def _once(classifier: Classifier) -> dict[str, torch.Tensor]:

@@ -81,6 +81,8 @@ def _head(model: Classifier, prompt: Any) -> dict[str, str]:
     head, decode = model.label_head, _decoder(model)
     if head.kind == "pooled":
         how = f"a linear layer, zero at the start, over {'normalised ' * head.normalise}{head.pooling} hidden states"
+        if (model.whole.config.architectures or [""])[0].endswith("ForSequenceClassification"):
+            how += "; the head that the model has itself is not used"
     else:
         tied = model.whole.get_output_embeddings().weight is model.whole.get_input_embeddings().weight
         words = " against ".join(f"{decode([token])!r} (token {token})" for token in head.label_ids)

@@ -28,7 +28,7 @@ from cyber0.tasks.text.prompts import Prompt
 from cyber0.tasks.text.rows import Rows
 from cyber0.tasks.text.tokens import encode, lengths, word_tokens
 
-__all__ = ["Options", "assemble", "snli", "sst2", "text_classification", "trec"]
+__all__ = ["Options", "assemble", "classifier_of", "snli", "sst2", "text_classification", "trec"]
 
 Folder = Path | str | None
 PROBE = "The QUICK brown fox's na\u00efve  caf\u00e9: 3.14 + 2,718 = ?\n\tIt was great... \U0001f98a"
@@ -206,6 +206,34 @@ def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, opt
     )
     meaning = _meaning(found, prompt, head, length)
     return Task(name, dataset, _builder(found, head, options.adapter), meaning=meaning)
+
+
+def classifier_of(task: str, model: str, seed: int, directory: Folder = None) -> tuple[Classifier, Prompt, int]:
+    """Build the untrained classifier of a task by its name, without data, its prompt, and how long prompts may be.
+
+    A prompt file of one's own is looked for in the directory.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import tiny
+    >>> folder = tiny.data(tempfile.mkdtemp())
+    >>> model = str(tiny.model(folder / "model", "encoder"))
+    >>> task = "text-classification(prompt='prompt.toml')"
+    >>> classifier, prompt, _ = classifier_of(task, model, seed=0, directory=folder)
+    >>> prompt.classes, classifier.label_head.kind
+    (('bad', 'good'), 'pooled')
+    >>> classifier_of("mnist", model, seed=0)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: task = 'mnist' trains no language model: only one that does can be exported so
+    """
+    known = ("sst2", "snli", "trec", "text-classification")
+    if (name := task.partition("(")[0].strip().replace("_", "-")) not in known:
+        raise InvalidConfig(f"task = {task!r} trains no language model: only one that does can be exported so")
+    name, given = registry.check("task", task, known)
+    options = _options(name, model, {key: given[key] for key in given if key not in ("train", "test", "dataset")})
+    prompt = prompts.load(options.prompt or name, None if directory is None else Path(directory))
+    found = checkpoint.get_checkpoint(model, options.head)
+    length = min(options.length or prompt.length, found.length)
+    return _builder(found, _head(found, prompt, options), options.adapter)(seed), prompt, length
 
 
 def _meaning(found: Checkpoint, prompt: Prompt, head: Head, length: int) -> dict[str, str]:
