@@ -115,7 +115,7 @@ class World:
 
     def connection(self, name):
         made = Connection(list(self.settings.roster).index(name) + 1, Outlet(), client=name)
-        self.federator._connections[made.number] = made
+        self.federator.streams.add(made)
         return made
 
     def member(self, name):
@@ -132,7 +132,7 @@ class World:
         waiting = deque(said for name in self.settings.roster for said in self.join(name))
         while waiting:
             self.says(*waiting.popleft())
-        self.federator._ended(self.connections[last])
+        self.federator.streams.remove(self.connections[last])
         self.connections[last] = self.connection(last)
         del self.members[last]
         waiting += (said for name in self.members for said in self.hears(name))
@@ -150,7 +150,8 @@ class World:
 
     def says(self, name, data):
         self.up.append((name, data, self.moment()))
-        self.federator._receive(self.connections[name], data)
+        self.federator.streams.receive(self.connections[name], data)
+        self.federator.streams.flush()
         require(self.federator.failure is None, f"the run fails: {self.federator.failure}")
 
     def hears(self, name):
@@ -231,7 +232,8 @@ class World:
             connection.stream, connection.messages = streams[one], 0
             if connection.outlet.messages or connection.outlet.is_ended:
                 connection.outlet = Outlet()
-        federator._receive(self.connections[name], data)
+        federator.streams.receive(self.connections[name], data)
+        federator.streams.flush()
         require(federator.failure is None, f"the federator fails: {federator.failure!r}")
         after = federator.state
         if after is not state:

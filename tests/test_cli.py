@@ -21,7 +21,7 @@ def test_version():
     assert invoke("--version").output == f"cyber0 {cyber0.__version__}\n"
 
 
-COMMANDS = [[], *([command.callback.__name__] for command in app.registered_commands)]
+COMMANDS = [[], *([command.name or command.callback.__name__] for command in app.registered_commands)]
 GROUPS = [(group.name, group.typer_instance) for group in app.registered_groups]
 BELOW = [
     [name, command.name or command.callback.__name__] for name, group in GROUPS for command in group.registered_commands

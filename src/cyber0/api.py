@@ -70,7 +70,7 @@ def simulate(
         classes: How many classes there are, or their names; one more than the largest label if not given.
         clients: How many clients there are; 40, or as many as `train` has data sets.
         byzantine: How many of them lie; a quarter.
-        partition: How `train` is dealt to the clients: "dirichlet", "iid", "shards", or a function.
+        partition: How `train` is dealt to the clients: "dirichlet", "iid", "shards", "shuffled", or a function.
         alpha: The concentration of the dirichlet partition: the smaller, the fewer labels a client has.
         rule: How votes are aggregated: a name such as "nnm+cwtm", a name with options such as "krum(power=1)", or a
             function of votes [..., n, k] and the number of liars.

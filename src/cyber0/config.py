@@ -206,7 +206,9 @@ class SimulationOptions(Options):
     knows: Literal["votes", "model"] = Field(
         default="votes", description="What the liars know: all honest votes, or the model too."
     )
-    partition: str = Field(default="dirichlet", description="How samples are dealt to clients: iid, dirichlet, shards.")
+    partition: str = Field(
+        default="dirichlet", description="How samples are dealt to clients, e.g. shards(per_client=3)."
+    )
     alpha: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
         default=None, description=f"The concentration of the dirichlet partition; {ALPHA} if not given."
     )
@@ -225,7 +227,7 @@ class SimulationOptions(Options):
                 raise ValueError(f"alpha = {self.alpha} and partition = {self.partition!r}: give alpha once")
         elif name.strip() == "dirichlet" and self.alpha is None:
             object.__setattr__(self, "alpha", ALPHA)
-        elif name.strip() in ("iid", "shards") and self.alpha is not None:
+        elif name.strip() in ("iid", "shards", "shuffled") and self.alpha is not None:
             raise ValueError(
                 f"alpha = {self.alpha} is for partition = 'dirichlet', not {self.partition!r}: leave it out"
             )

@@ -22,10 +22,11 @@ from cyber0.network.channel import Channel
 from cyber0.network.liars import LIES, Liar
 from cyber0.network.local_model import LocalModel
 from cyber0.network.member import Member
-from cyber0.network.server import HELLO_BURST, MAX_MESSAGES, MAX_STREAMS, Federator
+from cyber0.network.server import HELLO_BURST, MAX_MESSAGES, Federator
 from cyber0.network.session import attend, run_client
 from cyber0.network.show import table
 from cyber0.network.store import Store, StoredVote
+from cyber0.network.streams import MAX_STREAMS
 from cyber0.network.stub_model import StubModel
 from cyber0.participant import load_task
 from cyber0.protocol.chain import advance, ballots_hash, genesis, link_statement
@@ -252,7 +253,7 @@ def test_who_does_not_read_keeps_nobody_out():
             await caller.write(encode(hello()))
             await caller.read()  # it is welcome; a long catch-up follows, which nobody takes
             caller.channel.channel.pause()
-        held = len(federator._connections)
+        held = len(federator.streams.open)
         for caller in calls:
             caller.close()
         federator.stop("enough")

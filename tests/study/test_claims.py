@@ -5,7 +5,7 @@ from tests.study.synthetic import small, table1
 
 from cyber0.errors import UnknownName
 from cyber0.study.claims import CLAIMS, Evidence, judge
-from cyber0.study.recipe import get_recipe
+from cyber0.study.recipe import Recipe, get_recipe
 from cyber0.study.statistics import Measured, Sample, difference, measure
 
 RECIPE = get_recipe("table1")
@@ -91,7 +91,16 @@ def test_a_study_without_claims_has_none_and_an_unknown_set_is_refused():
 
 
 def test_a_study_with_other_axes_cannot_say():
-    assert [verdict.ours.holds for verdict in judge(small(claims="table1"), [])] == [None] * 8
+    recipe = small(claims="table1", base={"rounds": 400})
+    assert [verdict.ours.holds for verdict in judge(recipe, [])] == [None] * 8
+
+
+def test_claims_are_tested_only_where_their_setting_was_run():
+    assert judge(get_recipe("quick"), []) == []
+    for key, value in (("rounds", 50), ("clients", 44), ("source", "embedded")):
+        changed = get_recipe("table1").model_dump() | {"base": {**get_recipe("table1").base, key: value}}
+        assert judge(Recipe.of(changed), []) == []
+    assert len(judge(get_recipe("table1"), [])) == 8
 
 
 def test_every_margin_has_its_welch_interval():

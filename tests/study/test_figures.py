@@ -42,6 +42,29 @@ def test_the_worst_case_is_the_least_mean_with_its_own_sd():
         assert curve.sd[-1] == pytest.approx(least.std(axis=0, ddof=1)[-1])
 
 
+def test_a_worst_case_is_never_one_in_which_nobody_lies():
+    recipe = small(axes={"rule": ["cwtm"], "attack": {"none": "none", "SF": "sf"}})
+    frame = invent(recipe).frame
+    frame.loc[frame["attack"] == "none", "accuracy"] = 0.0
+    ((curve,),) = curves(Results(recipe, frame), WORST).values()
+    assert curve.mean[-1] > 50
+
+
+def test_the_legend_is_in_the_recipes_order_and_bands_stay_from_0_to_100():
+    recipe = small(axes={"rule": ["cwtm", "krum"]})
+    frame = invent(recipe).frame
+    frame["accuracy"] = [0.99 if seed % 2 else 0.3 for seed in frame["seed"]]
+    frame.loc[frame["rule"] == "krum", "accuracy"] += 0.005  # above the other, and listed after it
+    svg = draw(Results(recipe, frame), chosen(recipe)[0], ("svg",))["svg"].decode()
+    assert svg.index("<!-- cwtm -->") < svg.index("<!-- krum -->")
+    frame["accuracy"] = [0.0 if seed else 1.0 for seed in frame["seed"]]  # mean 33, s.d. 58
+    for accuracy in (frame["accuracy"], 1 - frame["accuracy"]):
+        (lines,) = curves(Results(recipe, frame.assign(accuracy=accuracy)), chosen(recipe)[0]).values()
+        low, high = lines[0].band
+        assert (low >= 0).all()
+        assert (high <= 100).all()
+
+
 def test_a_worst_case_over_fewer_cells_says_so():
     (lines,) = curves(invent(RESULTS.recipe, without=[0]), WORST).values()
     assert [curve.name for curve in lines] == ["cwtm (1 of 2 attacks)", "krum"]

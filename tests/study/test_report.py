@@ -3,11 +3,14 @@
 import json
 import re
 from html.parser import HTMLParser
+from io import StringIO
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from tests.study.synthetic import FIGURES, PAPER, invent, small, table1
 
+from cyber0.cli.study import show
 from cyber0.errors import InvalidData
 from cyber0.study.report import render, write
 from cyber0.study.results import Failure, Results
@@ -143,3 +146,24 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidData, match="file: a report cannot be written there"):
         write(invent(small(), seeds=1), tmp_path / "file")
+
+
+def test_without_published_numbers_the_table_is_coloured_by_accuracy():
+    recipe = small(table={"rows": ["rule"], "columns": ["attack"]})
+    frame = invent(recipe).frame
+    frame["accuracy"] = [{"cwtm": 0.9, "krum": 0.5}[rule] for rule in frame["rule"]]
+    page = render(Results(recipe, frame))
+    assert re.findall(r'class="level[ a-z]*" style="--level: (\d+)%"', page) == ["100", "100", "0", "0"]
+    assert "Colours: accuracy" in page
+    assert "Distance from the paper" not in page
+    assert page.count("last 90.0") >= 2
+    assert "Colours: accuracy" not in render(RESULTS)
+
+
+def test_the_terminal_shows_spread_and_the_last_accuracy():
+    recipe = small()
+    console = Console(width=120, file=StringIO())
+    show(console, invent(recipe))
+    shown = console.file.getvalue()
+    assert re.search(r"cwtm .* SF .* \d+\.\d ± \d+\.\d \(\d+\.\d\)", shown)
+    assert "mean ± s.d. of 3 seeds; in parentheses after the last round" in shown

@@ -38,7 +38,7 @@ def test_a_sample_is_numpys_mean_and_sd_of_n_less_one(values):
 @given(varied)
 def test_the_interval_of_a_mean_is_students(values):
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert Sample.of(values).interval == pytest.approx((expected.low, expected.high))
+    assert Sample.of(values).interval == pytest.approx((max(expected.low, 0), min(expected.high, 100)))
 
 
 @given(varied, varied)

@@ -108,6 +108,16 @@ def test_the_worst_of_a_row_is_so_far_while_cells_wait():
     assert text.count("so far") == 1
 
 
+def test_a_cell_in_which_nobody_lies_is_never_the_worst():
+    axes = {"rule": ["cwtm", "krum"], "attack": {"SF": "sf", "FOE": "foe", "none": "none"}}
+    recipe = small(axes=axes, table={"rows": ["rule"], "columns": ["attack"]})
+    cells = [Measured(cell.labels, False, Sample(90.0 - 10 * at, 1.0, 3)) for at, cell in enumerate(recipe.cells())]
+    assert [cell.labels["attack"] for cell in grid(recipe, cells).worst.values()] == ["FOE", "FOE"]
+    calm = small(axes={"rule": ["cwtm"], "directions": [1, 2]}, table={"rows": ["rule"], "columns": ["directions"]})
+    cells = [Measured(cell.labels, False, Sample(90.0 - 10 * at, 1.0, 3)) for at, cell in enumerate(calm.cells())]
+    assert [cell.labels["directions"] for cell in grid(calm, cells).worst.values()] == ["2"]
+
+
 def test_one_seed_has_no_spread():
     assert "±" not in to_markdown(grid(small(), measure(invent(small(), seeds=1))))
 

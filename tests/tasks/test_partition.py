@@ -4,11 +4,11 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cyber0.errors import InvalidData, UnknownName
-from cyber0.tasks.partition import PARTITIONS, count, dirichlet, get_partition, iid, shards, split
+from cyber0.tasks.partition import PARTITIONS, count, dirichlet, get_partition, shards, shuffled, split
 
 NAMES = [*PARTITIONS, "dirichlet(alpha=1e-300)", "dirichlet(per='client')", "dirichlet(alpha=1e-9, per='client')"]
 LABELS = np.repeat(np.arange(10), 600)
@@ -45,7 +45,8 @@ def test_another_seed_gives_another_partition(name):
 @pytest.mark.parametrize(
     ("name", "digest"),
     [
-        ("iid", "42fda196e7f9"),
+        ("iid", "366fb1dc572f"),
+        ("shuffled", "42fda196e7f9"),  # the bits that `iid` had before it dealt by label
         ("dirichlet", "36b4fcc51ae0"),
         ("dirichlet(per='client')", "66318e299463"),
         ("shards", "b0e7f50292aa"),
@@ -56,13 +57,23 @@ def test_known_answers_for_good(name, digest):
     assert hashlib.sha256(np.concatenate(get_partition(name)(LABELS, 40, 7)).tobytes()).hexdigest()[:12] == digest
 
 
-@pytest.mark.parametrize("name", ["iid", "dirichlet", "dirichlet(per='client')"])
+@pytest.mark.parametrize("name", ["iid", "shuffled", "dirichlet", "dirichlet(per='client')"])
 def test_as_many_clients_as_samples(name):
     assert [len(part) for part in split(name, LABELS[::100], 60, 0)] == [1] * 60
 
 
-def test_iid_parts_are_alike():
-    counts = count(LABELS, iid(LABELS, 20, 0))
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 12), st.integers(0, 2**64 - 1))
+def test_iid_gives_every_client_the_same_fraction_of_each_label(samples, clients, seed):
+    labels = np.repeat(np.arange(len(samples)), samples)
+    assume(len(labels) >= clients)
+    counts = count(labels, split("iid", labels, clients, seed), len(samples))
+    assert (counts.sum(axis=0) == samples).all()
+    assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
+    assert np.ptp(counts.sum(axis=1)) <= 1
+
+
+def test_shuffled_parts_are_alike():
+    counts = count(LABELS, shuffled(LABELS, 20, 0))
     assert (counts.sum(axis=1) == 300).all()
     # Hypergeometric: mean 30, standard deviation 5.1 over 200 cells; five deviations for the furthest.
     assert abs(counts - 30).max() < 26

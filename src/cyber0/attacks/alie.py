@@ -26,6 +26,7 @@ def alie(
     search: str | None = None,
     range: float | None = None,  # noqa: A002
     target: str = "rule",
+    sign: str = "+",
     report: Report = unreported,
 ) -> Any:
     """All liars send mean + omega standard deviations of the honest vectors.
@@ -35,6 +36,10 @@ def alie(
     whole 'composition' with its pre-aggregations. With a `range` it tries no omega above it. The omega used is
     reported.
 
+    `sign='-'` sends mean - omega standard deviations. To clients that send changes of the model, as FedAvg's do, that
+    is what '+' is to clients that send gradients. `sign='worse'` tries both in each round, takes the one that moves the
+    aggregate farther, and reports which it was, 1 or -1.
+
     >>> import numpy as np
     >>> from cyber0.aggregation import get_rule
     >>> votes = np.array([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0], [0.0, 0.0]])
@@ -42,7 +47,7 @@ def alie(
     array([[4., 5.]])
     """
     scene = observe(vectors, liars)
-    return pushed(scene, scene.deviation, rule, byzantine, omega, search, range, target, report)
+    return pushed(scene, scene.deviation, rule, byzantine, omega, search, range, target, report, sign)
 
 
 def alie_nnm(
@@ -55,6 +60,7 @@ def alie_nnm(
     omega: float | None = None,
     search: str | None = None,
     range: float | None = None,  # noqa: A002
+    sign: str = "+",
     report: Report = unreported,
 ) -> Any:
     """`alie` against the whole composition, pre-aggregations included.
@@ -67,5 +73,5 @@ def alie_nnm(
     >>> bool((lies == alie(votes, liars, rule, 5, rng, target="composition")).all())
     True
     """
-    options: dict[str, Any] = {"omega": omega, "search": search, "range": range, "target": "composition"}
+    options: dict[str, Any] = {"omega": omega, "search": search, "range": range, "target": "composition", "sign": sign}
     return alie(vectors, liars, rule, byzantine, rng, **options, report=report)

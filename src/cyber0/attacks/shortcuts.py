@@ -1,11 +1,15 @@
-"""Two faster ways to compute what a rule returns when all liars send the same vector.
+"""Faster ways to compute what a rule returns when all liars send the same vector, and where it turns.
 
-Both are exact up to rounding, to 1e-7 of the largest length.
+They are exact up to rounding, to 1e-7 of the largest length.
 
 Shapes: h honest vectors and L lies of k scalars, of which b are dropped at each end by `cwtm`.
 
 - The trimmed mean: of h honest values in ascending order and L times the value x, it is the mean of
   clip(x, honest[i + b - L], honest[i + b]) over i = 0 .. h + L - 2b - 1. So values are sorted once for all strengths.
+- Krum: the distance of a lie from an honest vector is quadratic in the strength, and the distances between honest ones
+  are sorted once for all strengths.
+- Nearest-neighbour mixing turns where a lie becomes, or ceases to be, one of the n - b vectors nearest to an honest
+  one: at the roots of a quadratic equation.
 - A rule that depends on distances alone (`isometric`) commutes with rotations of its vectors. All honest vectors and a
   direction span at most h + 1 dimensions, however many scalars a vector has.
 """
@@ -16,10 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from cyber0.aggregation import Composition, cwtm, to_numpy
+from cyber0.aggregation import Composition, cwtm, krum, nnm, to_numpy
 from cyber0.attacks.scene import Rule, Scene, namespace
 
-__all__ = ["in_few_dimensions", "is_cwtm", "trimmed_with_equal_lies"]
+__all__ = ["in_few_dimensions", "is_cwtm", "is_krum", "krum_distances", "mixes", "trimmed_with_equal_lies", "turns"]
+
+TINY = 1e-300  # in place of zero in a denominator
+BESIDE = 1e-6  # so far beside a turn, relative to it, are two omegas to try: one before it and one after
 
 
 def in_few_dimensions(scene: Scene, direction: Any) -> tuple[Scene, Any]:
@@ -77,3 +84,85 @@ def is_cwtm(rule: Rule) -> bool:
     (True, False)
     """
     return rule is cwtm or (isinstance(rule, Composition) and not rule.pre and rule.rule is cwtm)
+
+
+def krum_distances(scene: Scene, direction: Any, byzantine: int) -> Callable[[Any], Any]:
+    """Return a function from omegas `[c, ...]` to how far `krum` of lies mean + omega direction is from the mean.
+
+    >>> from cyber0.attacks.scene import observe
+    >>> scene = observe(np.array([[0.0], [4.0], [5.0], [0.0]]), [3])
+    >>> krum_distances(scene, np.array([1.0]), 1)(np.array([0.0, 1.5, 9.0]))
+    array([1. , 1.5, 1. ])
+    """
+    xp, (honest, liars) = namespace(scene.honest), (scene.honest.shape[-2], len(scene.liars))
+    neighbours = honest + liars - byzantine - 1
+    lengths, slopes, between = _geometry(scene, direction)
+    sums = xp.cumulative_sum(between, axis=-1)  # of the distances to itself, 0, and to the nearest others
+    reach = xp.sum(direction * direction, axis=-1)
+    window = between[..., max(neighbours - liars, 0) + 1 : neighbours + 1]  # the lies may come before these
+
+    def distance(omegas: Any) -> Any:
+        squares = lengths - 2 * omegas[..., None] * slopes + (omegas * omegas * reach)[..., None]
+        lies = xp.sum(xp.astype(window >= squares[..., None], xp.int64), axis=-1) + max(neighbours - honest + 1, 0)
+        lies = xp.clip(lies, 0, liars)
+        kept = xp.take_along_axis(xp.broadcast_to(sums, (*lies.shape, honest)), neighbours - lies[..., None], axis=-1)
+        scores = kept[..., 0] + lies * squares
+        own = xp.sum(xp.sort(squares, axis=-1)[..., : max(neighbours - liars + 1, 0)], axis=-1)
+        best = xp.argmin(scores, axis=-1)[..., None]
+        least = xp.take_along_axis(scores, best, axis=-1)[..., 0]
+        far = xp.take_along_axis(xp.broadcast_to(lengths, scores.shape), best, axis=-1)[..., 0]
+        return xp.sqrt(xp.where(own < least, omegas * omegas * reach, far))
+
+    return distance
+
+
+def turns(scene: Scene, direction: Any, byzantine: int) -> Any:
+    """Return the omegas, `[c, ...]` in ascending order, just before and after which nearest-neighbour mixing turns.
+
+    >>> from cyber0.attacks.scene import observe
+    >>> scene = observe(np.array([[1.0], [2.0], [6.0], [0.0]]), [3])
+    >>> turns(scene, np.array([1.0]), 1).round(3)
+    array([0., 0., 0., 0., 0., 0., 3., 3., 3., 3., 8., 8.])
+    """
+    xp, (honest, liars) = namespace(scene.honest), (scene.honest.shape[-2], len(scene.liars))
+    count = honest + liars - byzantine
+    lengths, slopes, between = _geometry(scene, direction)
+    radii = between[..., max(count - liars, 0) : min(count, honest)]
+    reach = xp.clip(xp.sum(direction * direction, axis=-1), TINY, None)[..., None, None]
+    middle = slopes[..., None] / reach
+    room = xp.sqrt(xp.clip(middle * middle - (lengths[..., None] - radii) / reach, 0.0, None))
+    roots = xp.concat([middle - room, middle + room], axis=-1)
+    roots = xp.clip(xp.moveaxis(roots.reshape(*scene.mean.shape[:-1], -1), -1, 0), 0.0, None)
+    return xp.sort(xp.concat([roots * (1 - BESIDE), roots * (1 + BESIDE)]), axis=0)
+
+
+def _geometry(scene: Scene, direction: Any) -> tuple[Any, Any, Any]:
+    """Return squared distances from the mean and products with the direction, `[..., h]`, and sorted squared distances.
+
+    The last are those of each honest vector from all of them, in ascending order: `[..., h, h]`.
+    """
+    xp, centred = namespace(scene.honest), scene.honest - scene.mean[..., None, :]
+    products = xp.matmul(centred, xp.matrix_transpose(centred))
+    lengths = xp.sum(centred * centred, axis=-1)
+    squares = xp.clip(lengths[..., :, None] + lengths[..., None, :] - 2 * products, 0.0, None)
+    return lengths, xp.sum(centred * direction[..., None, :], axis=-1), xp.sort(squares, axis=-1)
+
+
+def is_krum(rule: Rule) -> bool:
+    """Return whether a rule is `krum` by default, without pre-aggregations.
+
+    >>> from cyber0.aggregation import get_rule
+    >>> is_krum(get_rule("krum")), is_krum(get_rule("nnm+krum")), is_krum(get_rule("krum(power=1)"))
+    (True, False, False)
+    """
+    return rule is krum or (isinstance(rule, Composition) and not rule.pre and rule.rule is krum)
+
+
+def mixes(rule: Rule) -> bool:
+    """Return whether a rule begins with nearest-neighbour mixing.
+
+    >>> from cyber0.aggregation import get_rule
+    >>> mixes(get_rule("nnm+cwtm")), mixes(get_rule("cwtm"))
+    (True, False)
+    """
+    return isinstance(rule, Composition) and bool(rule.pre) and rule.pre[0] is nnm

@@ -16,6 +16,8 @@ from cyber0.cli.flower import flower
 from cyber0.cli.join import join
 from cyber0.cli.keys import keys
 from cyber0.cli.ledger import ledger
+from cyber0.cli.names import list_names
+from cyber0.cli.plot import plot
 from cyber0.cli.replay import replay
 from cyber0.cli.roster import admit, extend, revoke, roster, rotate
 from cyber0.cli.run import run
@@ -54,10 +56,12 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(run)
 app.command()(study)
+app.command()(plot)
 app.command()(data)
 app.command()(demo)
 app.command()(doctor)
 app.command()(theory)
+app.command("list")(list_names)
 app.add_typer(ledger, name="ledger")
 app.add_typer(keys, name="keys")
 app.add_typer(flower, name="flower")

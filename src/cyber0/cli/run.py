@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from cyber0.callbacks import Callback
+from cyber0.cli.catalogue import NAMES
 from cyber0.cli.errors import keeping
 from cyber0.cli.recipe import read_recipe
 from cyber0.config import Agreement, MachineOptions, Options, RunConfig, SimulationOptions
@@ -36,7 +37,7 @@ def with_options(*groups: type[Options]) -> Callable[[Callable[..., None]], Call
         own = [p for p in Signature.from_callable(command).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
         for group in groups:
             for name, field in group.model_fields.items():
-                help_text = _help(field.annotation, field.description or "", field.default)
+                help_text = _help(name, field.annotation, field.description or "", field.default)
                 option = typer.Option(help=help_text, show_default=False, rich_help_panel=PANELS[group])
                 annotation = Annotated[_plain(field.annotation) | None, option]
                 own.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
@@ -47,8 +48,9 @@ def with_options(*groups: type[Options]) -> Callable[[Callable[..., None]], Call
     return decorate
 
 
-def _help(annotation: Any, description: str, default: Any) -> str:
+def _help(name: str, annotation: Any, description: str, default: Any) -> str:
     choices = f" One of {', '.join(get_args(annotation))}." if get_origin(annotation) is Literal else ""
+    choices += f" Known: {', '.join(NAMES[name])}." if name in NAMES else ""
     return description + choices + ("" if default is None else rf" \[default: {default}]")
 
 
@@ -83,6 +85,10 @@ def run(
         list[str] | None,
         typer.Option(help="A cyber0.Callback of yours, as package.module:object. Repeatable.", show_default=False),
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="votes: keep every round's votes and lies in --out, for `cyber0 plot`.", show_default=False),
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the configuration as a recipe and stop.")
     ] = False,
@@ -95,7 +101,9 @@ def run(
         typer.echo(config.to_toml(), nl=False)
         return
     require("torch", extra="train")
-    _simulate(config, resume or out, callback or [], resuming=resume is not None)
+    if keep not in (None, "votes"):
+        raise InvalidConfig(f"--keep {keep}: votes is what can be kept")
+    _simulate(config, resume or out, callback or [], resuming=resume is not None, keep=keep)
 
 
 def _configuration(recipe: Path | None, given: dict[str, Any], out: Path | None, resume: Path | None) -> RunConfig:
@@ -121,7 +129,7 @@ def _resolved(config: RunConfig) -> dict[str, str]:
     return {key: str(Path(folder).resolve()) for key, folder in folders.items() if folder}
 
 
-def _simulate(config: RunConfig, folder: Path | None, callbacks: list[str], *, resuming: bool) -> None:
+def _simulate(config: RunConfig, folder: Path | None, callbacks: list[str], *, resuming: bool, keep: Any) -> None:
     from cyber0.simulation import run as play
 
     console = Console(soft_wrap=True)
@@ -130,7 +138,7 @@ def _simulate(config: RunConfig, folder: Path | None, callbacks: list[str], *, r
     with keeping(lambda: _kept(folder) if shown.begun else ""):  # what was refused is refused again
         console.print(_title(config), markup=False, highlight=False, emoji=False)
         with progress:
-            result = play(config, folder, callbacks=[shown, *callbacks], resume=resuming)
+            result = play(config, folder, callbacks=[shown, *callbacks], keep=keep, resume=resuming)
     _print(console, {name: _readable(name, value) for name, value in result.summary.items() if name != "dropped_votes"})
     for client, votes in result.summary.get("dropped_votes", {}).items():
         _print(console, {f"dropped of {client}": f"{votes}"})

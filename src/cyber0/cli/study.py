@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cyber0.study.study import Watch
     from cyber0.study.work import Batch, Outcome
 
-__all__ = ["study"]
+__all__ = ["show", "study"]
 
 
 def study(
@@ -48,6 +48,12 @@ def study(
         list[str] | None,
         typer.Option("--set", help="Change a key of all runs, e.g. --set rounds=50; may be repeated."),
     ] = None,
+    choose: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Choose a key by validation, e.g. --choose lr=[0.01,0.1]; may be repeated.", show_default=False
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Play only the cells with this label, e.g. --only attack=ALIE; may be repeated."),
@@ -55,7 +61,7 @@ def study(
     show: Annotated[bool, typer.Option("--print-recipe", help="Show the recipe and stop.")] = False,
 ) -> None:
     """Play a grid of runs over several seeds and write its report. After a stop, the same command continues it."""
-    chosen = _changed(get_recipe(recipe), {"seeds": seeds, "first_seed": first_seed}, change or [])
+    chosen = _changed(get_recipe(recipe), {"seeds": seeds, "first_seed": first_seed}, change or [], choose or [])
     if show:
         typer.echo(chosen.to_toml(), nl=False)
         return
@@ -65,6 +71,7 @@ def study(
     here = _here(data, model, device)
     asked = [f"--seeds {chosen.seeds}", *([] if first_seed is None else [f"--first-seed {first_seed}"])]
     asked += [f"--set {shlex.quote(text)}" for text in change or []]
+    asked += [f"--choose {shlex.quote(text)}" for text in choose or []]
     asked += [f"--only {shlex.quote(text)}" for text in only or []]
     asked += [f"--engine {engine}"] * (engine != "local") + ["--data DIR"] * (data is not None)
     asked += [f"--model {'DIR' if Path(model).is_dir() else shlex.quote(model)}"] if model else []
@@ -90,8 +97,8 @@ def _here(data: Path | None, model: str | None, device: str | None) -> dict[str,
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _changed(recipe: Recipe, seeds: dict[str, int | None], changes: list[str]) -> Recipe:
-    """Return the recipe with other seeds, and with the changes of --set in its base."""
+def _changed(recipe: Recipe, seeds: dict[str, int | None], changes: list[str], choose: list[str]) -> Recipe:
+    """Return the recipe with other seeds, with the changes of --set in its base, and with what is to be chosen."""
     base = dict(recipe.base)
     for text in changes:
         key, equals, value = (part.strip() for part in text.partition("="))
@@ -100,6 +107,11 @@ def _changed(recipe: Recipe, seeds: dict[str, int | None], changes: list[str]) -
         _check_change(recipe, text, key)
         base[key] = _value(value)
     keys = recipe.model_dump(exclude_defaults=True) | {"base": base}
+    for text in choose:
+        key, _, values = (part.strip() for part in text.partition("="))
+        if not isinstance(_value(values), list):
+            raise InvalidConfig(f"--choose {text!r}: write key=[value, value], e.g. lr=[0.01,0.1]")
+        keys["choose"] = {**keys.get("choose", {}), key: _value(values)}
     return Recipe.of(keys | {key: value for key, value in seeds.items() if value is not None})
 
 
@@ -145,13 +157,14 @@ def _value(text: str) -> Any:
 
 
 def _play(recipe: Recipe, folder: Path, options: dict[str, Any]) -> None:
+    from cyber0.study.choose import played
     from cyber0.study.study import study as play
 
     console = Console(soft_wrap=True)
-    with keeping(lambda: _kept(folder)), _Display(console, recipe) as watch:
+    with keeping(lambda: _kept(folder)), _Display(console, played(recipe)) as watch:
         results = play(recipe, folder, watch=watch, **options)
     if len(results.frame):
-        _show(console, results)
+        show(console, results)
         console.print(f"report    {folder / 'report.html'}", markup=False, highlight=False)
     if results.failures:
         _say_failures(console, results.failures)
@@ -261,8 +274,8 @@ class _Display:
             self.lines.say(f"{cell}: best accuracy {sum(accuracies) / len(accuracies):.1f} %{paper}")
 
 
-def _show(console: Console, results: "Results") -> None:
-    """Print the table: means in percent, the paper's in parentheses, the worst of each row in bold."""
+def show(console: Console, results: "Results") -> None:
+    """Print the table: means and s.d. in percent, beside them the paper's or the last; the worst of a row in bold."""
     from cyber0.study.statistics import agreement, measure
     from cyber0.study.tables import grid
 
@@ -270,10 +283,18 @@ def _show(console: Console, results: "Results") -> None:
     shown = grid(results.recipe, cells)
     table = Table(*shown.axes, title=results.recipe.title)
     for column in shown.columns:
-        table.add_column(column or "best accuracy", justify="right")
+        table.add_column(column or "accuracy", justify="right")
     for row in shown.rows:
         table.add_row(*row, *(_entry(shown.cells.get((row, c)), shown.worst.get(row)) for c in shown.columns))
+    beside = (
+        "in parentheses the paper's" if any(cell.paper for cell in cells) else "in parentheses after the last round"
+    )
+    spread = f"mean ± s.d. of {results.recipe.seeds} seeds" if results.recipe.seeds > 1 else "one seed"
     console.print(table)
+    counted = "the round that validation chose" if results.validated else "the best round"
+    console.print(f"test accuracy in {counted} of each run, in percent, {spread}; {beside}", highlight=False)
+    for choice in results.choices:
+        console.print(f"chosen    {choice.text}", markup=False, highlight=False)
     for cell in shown.beside:
         console.print(f"{cell.name}: {_entry(cell, None)}", highlight=False)
     found = agreement([cell for cell in cells if not cell.beside])
@@ -282,7 +303,10 @@ def _show(console: Console, results: "Results") -> None:
 
 
 def _entry(cell: "Measured | None", worst: "Measured | None") -> str:
+    from cyber0.study.tables import mean_and_sd
+
     if cell is None or cell.best is None:
         return "" if cell is None else "not run"
-    ours = f"[bold]{cell.best.mean:.1f}[/]" if cell is worst else f"{cell.best.mean:.1f}"
-    return ours if cell.paper is None else f"{ours} [dim]({cell.paper.mean:.1f})[/]"
+    ours = f"[bold]{mean_and_sd(cell.best)}[/]" if cell is worst else mean_and_sd(cell.best)
+    other = cell.paper or cell.final
+    return ours if other is None else f"{ours} [dim]({other.mean:.1f})[/]"

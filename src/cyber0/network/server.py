@@ -4,14 +4,11 @@
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any, cast
-
-from cryptography import x509
+from typing import Any
 
 from cyber0.callbacks import Callbacks, Round
 from cyber0.errors import (
@@ -22,12 +19,11 @@ from cyber0.errors import (
     InvalidUserCode,
     RejectedMessage,
 )
-from cyber0.network.channel import GREETING, ROOM, Channel, Credentials, Peer
+from cyber0.network.channel import Credentials, Peer
 from cyber0.network.connection import MAX_MESSAGES, Connection
 from cyber0.network.limits import RateLimit
-from cyber0.network.listener import STRANGERS, Listener, descriptors
 from cyber0.network.log import Level, Said
-from cyber0.network.older import answer
+from cyber0.network.streams import Streams, key_of
 from cyber0.network.tally import Tally
 from cyber0.network.watch import Watch
 from cyber0.protocol.catching_up import catch_up
@@ -76,13 +72,12 @@ from cyber0.protocol.records import from_wire
 from cyber0.protocol.roster import Change, changes_from, when
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signed import done_is_signed, vote_is_signed
-from cyber0.protocol.signing import PrivateKey, PublicKey, encoded, is_by, key_beside, new_key, sign
+from cyber0.protocol.signing import PrivateKey, encoded, is_by, key_beside, new_key, sign
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.state import restored
 
 __all__ = ["Federator", "when"]
 
-MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
 HELLO_BURST, HELLO_SECONDS = 20, 1.0  # at once, and until one more is answered
 AUDIT_BURST, AUDIT_SECONDS = 256, 0.001  # pages of ballots at once, and until one more is sent to a client
 PATIENCE = 5.0  # seconds of such pages that a client may have asked for
@@ -140,7 +135,6 @@ class Federator:
         self._certificates = dict(certificates or {})
         settings = replace(settings, keys={name: key_of(shown) for name, shown in self._certificates.items()})
         self.settings, self.ledger, self.linger, self.notice = settings, ledger, linger, notice
-        self.peer_name, self.certified = peer_name, certified
         self.key, self.certificate = key or _key_of(ledger), certificate
         self.public = encoded(self.key.public_key())
         if ledger.founded and ledger.identity.federator != self.public:
@@ -160,10 +154,8 @@ class Federator:
         self._pages = BallotPages(ledger)
         self._signature = b""
         self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
-        self._connections: dict[int, Connection] = {}
-        self._streams: dict[str, list[Connection]] = {}  # by client, as the transport has authenticated it
-        self._listener: Listener | None = None
-        self._empty = asyncio.Event()  # no connection is left
+        known = self.tally.clients
+        self.streams = Streams(self._limit, peer_name, certified, known, self._handle_all, self._ended, self.say)
         self._alarm: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -190,10 +182,7 @@ class Federator:
 
     async def start(self, listen: str, credentials: Credentials | None = None) -> int:
         """Listen at HOST:PORT, where port 0 is any free one, and return the port."""
-        context = None if credentials is None else credentials.context
-        strangers = min(STRANGERS, descriptors() - 2 * len(self.state.who.names))
-        self._listener = Listener(self._opened, context, max(16, strangers))
-        port = await self._listener.start(listen)
+        port = await self.streams.start(listen, credentials, clients=self.state.who.size)
         self._call("before_run")
         if self.state.is_finished:
             self._end()
@@ -209,8 +198,8 @@ class Federator:
         """End all streams, seal the ledger and free the port; raise what went wrong. The ledger stays open."""
         reason = self.reason if self.failure is None else "of an error"  # which one is not for clients to know
         bye = Bye(f"the federator stops: {reason}", finished=self.state.is_finished, final=self.state.is_finished)
-        for connection in list(self._connections.values()):
-            self._dismiss(connection, bye)
+        for connection in list(self.streams.open.values()):
+            self.streams.dismiss(connection, bye)
         for pending in (self._alarm, self._patience, self._ending):
             if pending is not None:
                 pending.cancel()
@@ -219,21 +208,14 @@ class Federator:
                 self.seal()
         except Cyber0Error as error:
             self.failure = error
-        await self._hang_up_all()
+        await self.streams.close()
         if self.failure is not None:
             raise self.failure
-
-    async def _hang_up_all(self) -> None:
-        """Take no more connections, and wait until those that are there have taken their last messages."""
-        if self._listener is not None:
-            self._listener.stop()
-        if self._connections:
-            await self._empty.wait()
 
     def sent(self) -> int:
         """Return how many bytes were sent to clients so far."""
         return sum(seen.sent for seen in self.tally.clients.values()) + sum(
-            connection.outlet.sent for connection in list(self._connections.values())
+            connection.outlet.sent for connection in list(self.streams.open.values())
         )
 
     def seal(self) -> None:
@@ -248,67 +230,7 @@ class Federator:
 
     # Streams
 
-    def _opened(self, sock: socket.socket, peer: Peer, number: int) -> None:
-        """Take a connection whose handshake is done."""
-        connection: Connection
-        outlet = Channel(
-            sock,
-            lambda data: self._receive(connection, data),
-            lambda: self._ended(connection),
-            limit=self._limit,
-            room=max(ROOM, 4 * self._limit),
-            answers=True,
-            greeted=lambda line: self._greeted(connection, peer, line),
-            foreign=answer,
-            too_long=lambda text: self._dismiss(connection, Bye(text)),
-        )
-        connection = Connection(number, outlet, peer.address)
-        self._connections[number] = connection
-        self._empty.clear()
-        if self._listener is not None:
-            self._listener.watch(number, outlet.abort, lambda: not connection.has_spoken)
-
-    def _greeted(self, connection: Connection, peer: Peer, line: bytes) -> bool:
-        """Learn who is there, and return whether it speaks this version."""
-        greeting, _, token = line.rpartition(b" ") if line.count(b" ") > 1 else (line, b"", b"")
-        if greeting != GREETING:
-            return False
-        try:
-            self._identify(connection, replace(peer, token=token.decode(errors="replace")))
-        except Cyber0Error as error:
-            connection.end(Bye(str(error), final=True))
-            return True
-        self._make_room(connection)
-        if self._listener is not None and connection.client in self.tally.clients:
-            self._listener.know(connection.number)
-        return True
-
-    def _identify(self, connection: Connection, peer: Peer) -> None:
-        """Note what the transport knows of who is there."""
-        connection.client = self.peer_name(peer) if self.peer_name else None
-        if self.certified and peer.certificate:
-            connection.certificate, connection.key = peer.certificate, key_of(peer.certificate)
-
-    def _make_room(self, connection: Connection) -> None:
-        """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
-        if connection.client is None:
-            return
-        own = self._streams.setdefault(connection.client, [])
-        own.append(connection)
-        live = [other for other in own if not other.outlet.is_ended]
-        if len(live) > MAX_STREAMS:
-            self._dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
-        for other in own[: -2 * MAX_STREAMS]:  # they were ended long ago
-            other.outlet.abort()
-
     def _ended(self, connection: Connection) -> None:
-        del self._connections[connection.number]
-        if connection.client is not None and connection in (own := self._streams.get(connection.client, [])):
-            own.remove(connection)
-        if self._listener is not None:
-            self._listener.know(connection.number)
-        if not self._connections:
-            self._empty.set()
         if connection.stream is None:
             return
         self._note_deserted()
@@ -323,33 +245,59 @@ class Federator:
             here = f"{len(self.state.present)} of {len(self.state.who.names)} are here"
             self.say(f"{connection.stream.client} has left: {here}", client=connection.stream.client)
 
-    def _receive(self, connection: Connection, data: bytes) -> None:
+    def _handle_all(self, inbox: list[tuple[Connection, bytes]]) -> None:
+        """Handle messages: all are read, then the signatures of all votes are checked, then each has its effects."""
+        read = [(connection, self._read(connection, data)) for connection, data in inbox]
+        state = self.state
+        checked = [self._is_signed(connection, message) for connection, message in read]
+        for (connection, message), signed in zip(read, checked, strict=True):
+            if message is None or connection.outlet.is_ended:
+                continue
+            if self.state.head is not state.head or self.state.proposed is not state.proposed:  # keys may be others
+                signed = self._is_signed(connection, message)
+            try:
+                self._handle(connection, message, signed)
+            except RejectedMessage as error:
+                self.streams.dismiss(connection, Bye(str(error)))
+
+    def _read(self, connection: Connection, data: bytes) -> FromClient | None:
+        """Return a client's message; None if its stream is over, now or since before."""
         if connection.outlet.is_ended:
-            return
+            return None
         if connection.is_flood(self.state.round):
-            self._dismiss(connection, Bye(f"more than {MAX_MESSAGES} messages in round {self.state.round}"))
-            return
+            bye = Bye(f"more than {MAX_MESSAGES} messages in round {self.state.round}")
+            self.streams.dismiss(connection, bye)
+            return None
         if connection.stream is not None and (seen := self.tally.clients.get(connection.stream.client)):
             seen.received += len(data)
         try:
-            self._handle(connection, decode_from_client(data, self._limit))
+            return decode_from_client(data, self._limit)
         except RejectedMessage as error:
-            self._dismiss(connection, Bye(str(error)))
+            self.streams.dismiss(connection, Bye(str(error)))
+            return None
 
-    def _handle(self, connection: Connection, message: FromClient) -> None:
+    def _is_signed(self, connection: Connection, message: FromClient | None) -> bool:
+        """Return whether a message is a vote that is signed by the client of its stream."""
+        if not isinstance(message, Vote) or connection.stream is None:
+            return False
+        return vote_is_signed(self.state, connection.stream.client, message)
+
+    def _handle(self, connection: Connection, message: FromClient, signed: bool) -> None:
         match message:
+            case Vote() if connection.stream is not None and self.state.is_current(connection.stream):
+                self._step(Received(connection.stream, message, signed))
             case Ask():
                 self._ask(connection, message)
             case Hello():
                 self._hello(connection, message)
             case Request():
                 self._request(connection, message)
-            case Recalled():
-                if connection.stream is not None:
-                    self._step(Received(connection.stream, message))
+            case Recalled() if connection.stream is not None:
+                self._step(Received(connection.stream, message))
+            case _ if connection.stream is not None and self.state.is_current(connection.stream):
+                self._talk_of(connection, connection.stream, message)
             case _:
-                if connection.stream is not None and self.state.is_current(connection.stream):
-                    self._talk_of(connection, connection.stream, message)
+                pass
 
     def _ask(self, connection: Connection, ask: Ask) -> None:
         if ask.version == VERSION:
@@ -358,7 +306,7 @@ class Federator:
             connection.outlet.put(encode(told))
         else:
             bye = Bye(f"this federator speaks version {VERSION} of the protocol, not {ask.version}", final=True)
-            self._dismiss(connection, bye)
+            self.streams.dismiss(connection, bye)
 
     def _admitted(self) -> tuple[str, ...]:
         """Return who was admitted since the run was founded."""
@@ -374,8 +322,6 @@ class Federator:
                 self._done(stream.client, message)
             case Audit():
                 self._audit(connection, stream.client, message)
-            case Vote():
-                self._step(Received(stream, message, vote_is_signed(self.state, stream.client, message)))
             case Evaluation():
                 self._step(Received(stream, message))
             case _:
@@ -392,7 +338,7 @@ class Federator:
         connection.messages -= 1  # they have a limit of their own
         delay = self._audits.wait(client)
         if delay > PATIENCE:
-            self._dismiss(connection, Bye("too many audits: come again later"))
+            self.streams.dismiss(connection, Bye("too many audits: come again later"))
         elif delay:
             asyncio.get_running_loop().call_later(delay, self._send_page, connection, audit)
         else:
@@ -468,14 +414,16 @@ class Federator:
     def _hello(self, connection: Connection, hello: Hello) -> None:
         client = connection.client or hello.name
         if not self._hellos.allow(client if client in self.tally.clients else ""):  # strangers share one allowance
-            self._dismiss(connection, Bye("too many Hellos: come again later"))
+            self.streams.dismiss(connection, Bye("too many Hellos: come again later"))
             return
         if connection.key and hello.key != connection.key and hello.version == VERSION:
-            self._dismiss(connection, Bye("its key is not that of its certificate: sign with that one", final=True))
+            self.streams.dismiss(
+                connection, Bye("its key is not that of its certificate: sign with that one", final=True)
+            )
             return
         connection.stream = connection.stream or ClientStream(client, connection.number)
-        if self._listener is not None and client in self.tally.clients:
-            self._listener.know(connection.number)
+        if client in self.tally.clients:
+            self.streams.know(connection)
         known = self.ledger.founded and hello.commits <= self.state.round
         head = self.ledger.head_at(hello.commits).link if known else b""
         if connection.certificate:
@@ -487,7 +435,7 @@ class Federator:
     def _note_takeover(self, client: str, connection: Connection) -> None:
         """Say so where streams of one client take each other's place in turn."""
         before = self.state.present.get(client)
-        old = None if before is None else self._connections.get(before.stream.number)
+        old = None if before is None else self.streams.open.get(before.stream.number)
         if old is None or old is connection or old.outlet.is_ended:
             return
         if said := self.watch.takeovers.seen(client, old.address, connection.address):
@@ -497,13 +445,6 @@ class Federator:
         """Keep the certificate of a client's key in the ledger, once there is a run."""
         if self.ledger.founded and client in self._certificates:
             self.ledger.certify(self._certificates.pop(client))
-
-    def _dismiss(self, connection: Connection, bye: Bye) -> None:
-        """End a stream because of what its client did."""
-        connection.end(bye)
-        if connection.stream is not None and not bye.finished:
-            client = connection.stream.client
-            self.say(f"{client} is sent away: {bye.reason}", "warning", client)
 
     # Effects
 
@@ -533,7 +474,7 @@ class Federator:
                 self.say(f"{error}: it is not called again", "error")
 
     def _send(self, effect: Send) -> None:
-        if connection := self._connections.get(effect.stream.number):
+        if connection := self.streams.open.get(effect.stream.number):
             connection.outlet.put(self._encoded(effect.message))
 
     def _record(self, effect: Record) -> None:
@@ -566,16 +507,21 @@ class Federator:
         if self._patience is not None:
             self._patience.cancel()
         loop = asyncio.get_running_loop()
-        self._patience = loop.call_later(effect.seconds, self._step, Impatience(effect.round))
+        self._patience = loop.call_later(effect.seconds, self._ring, Impatience(effect.round))
 
     def _set_alarm(self, effect: Alarm) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         event = Deadline(effect.round, effect.extension)
-        self._alarm = asyncio.get_running_loop().call_later(effect.seconds, self._step, event)
+        self._alarm = asyncio.get_running_loop().call_later(effect.seconds, self._ring, event)
+
+    def _ring(self, event: Event) -> None:
+        """Step at a time that was set; what came before it is in time."""
+        self.streams.flush()
+        self._step(event)
 
     def _replay(self, effect: Replay) -> None:
-        if connection := self._connections.get(effect.stream.number):
+        if connection := self.streams.open.get(effect.stream.number):
             connection.outlet.put_all(map(encode, catch_up(self.ledger, effect.first, effect.stop)))
 
     def _record_identity(self, effect: RecordIdentity) -> None:
@@ -591,7 +537,7 @@ class Federator:
         self._news.append(("after_evaluation", {"client": effect.client, **asdict(effect.evaluation)}))
 
     def _hang_up(self, effect: HangUp) -> None:
-        if connection := self._connections.get(effect.stream.number):
+        if connection := self.streams.open.get(effect.stream.number):
             connection.end(Bye(effect.reason))
 
     def _show_notice(self, effect: Notice) -> None:
@@ -619,7 +565,7 @@ class Federator:
             self._ending = asyncio.ensure_future(self._wait_for_the_last())
 
     def _note_deserted(self) -> None:
-        if not any(connection.stream for connection in self._connections.values()):
+        if not any(connection.stream for connection in self.streams.open.values()):
             self._deserted.set()
         else:
             self._deserted.clear()
@@ -636,8 +582,3 @@ def _key_of(ledger: Ledger) -> PrivateKey:
     if not isinstance(ledger, File):
         return new_key()
     return key_beside(ledger.path.with_name(ledger.path.name + "-key.pem"))
-
-
-def key_of(certificate: bytes) -> bytes:
-    """Return the public key of a certificate in DER, as rosters have it."""
-    return encoded(cast("PublicKey", x509.load_der_x509_certificate(certificate).public_key()))

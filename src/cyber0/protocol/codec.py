@@ -61,7 +61,7 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "verdict": (lambda verdict: verdict in get_args(Verdict), f"one of {', '.join(get_args(Verdict))}"),
     "reason": (lambda reason: len(reason) <= REASON, f"at most {REASON} characters"),
 }
-CHECKED = {kind: [name for name in names if name in RIGHT] for kind, names in FIELDS.items()}
+CHECKED = {kind: [(name, *RIGHT[name]) for name in names if name in RIGHT] for kind, names in FIELDS.items()}
 
 
 def encode(message: FromClient | FromFederator) -> bytes:
@@ -122,9 +122,11 @@ def _decode(data: bytes, limit: int, envelope: wire.ToFederator | wire.ToClient,
         raise RejectedMessage(f"the {len(data)} bytes that came hold no message of {whose} in version {VERSION}")
     part = getattr(envelope, kind)
     values = {name: getattr(part, name) for name in FIELDS[kind]}
-    values |= {name: None for name in OPTIONAL.get(kind, ()) if not part.HasField(name)}
-    for name in CHECKED[kind]:
-        is_right, what = RIGHT[name]
-        if values[name] is not None and not is_right(values[name]):
-            raise RejectedMessage(f"{kind}.{name} = {repr(values[name])[:80]} must be {what}")
+    for name in OPTIONAL.get(kind, ()):
+        if not part.HasField(name):
+            values[name] = None
+    for name, is_right, what in CHECKED[kind]:
+        value = values[name]
+        if value is not None and not is_right(value):
+            raise RejectedMessage(f"{kind}.{name} = {repr(value)[:80]} must be {what}")
     return OURS[kind](**values)

@@ -92,24 +92,25 @@ def _receive(state: State, event: Received) -> Transition:
     if isinstance(message, Evaluation):
         evaluates = state.present[stream.client].hello.evaluates
         return state, [Evaluated(stream.client, message)] if evaluates else []
-    if message.round < state.round - 1:
+    behind = state.round - message.round
+    if behind > 1:
         return state, []
     if reason := _reason_to_reject(state, event, message):
         return state, [Send(stream, Rejection(message.round, "rejected", reason, replay=reason == DIVERGED))]
-    return _late(state, stream, message) if message.round < state.round else _vote(state, stream, message)
+    return _late(state, stream, message) if behind else _vote(state, stream, message)
 
 
 def _reason_to_reject(state: State, event: Received, vote: Vote) -> str:
     """Return why a vote is not even recorded; an empty text if it is."""
-    client = event.stream.client
-    if vote.round > state.round or (vote.round == state.round and state.is_finished):
-        return f"round {vote.round} is not open: {state.round} rounds are decided"
+    client, number, who = event.stream.client, state.round, state.who
+    if vote.round > number or (vote.round == number and number >= who.last):
+        return f"round {vote.round} is not open: {number} rounds are decided"
     if not event.signed:
-        if state.who.key(client) != state.present[client].hello.key:
+        if who.key(client) != state.present[client].hello.key:
             return "its key is not in the chain yet: it counts two rounds after it has come"
         return f"it is not signed by {client} on the link after {vote.round} rounds"
-    if vote.round == state.round and not state.settings.is_invited(client, vote.round, state.who):
-        return f"it is not invited to round {vote.round}"
+    if vote.round == number and not state.settings.is_invited(client, number, who):
+        return f"it is not invited to round {number}"
     return DIVERGED if client in state.diverged else ""
 
 
@@ -196,7 +197,7 @@ def _out_of_patience(state: State, now: float) -> Transition:
 
 def _note_quorum(state: State, effects: list[Effect], now: float) -> Transition:
     """Note how long the open round took to have a quorum, and how long it waits for others from then on."""
-    if state.took is not None or state.gathering or state.is_finished or len(state.votes.counted) < state.who.quorum:
+    if state.took is not None or len(state.votes.counted) < state.who.quorum or state.gathering or state.is_finished:
         return state, effects
     took = max(0.0, now - state.opened)
     state = state.but(took=took)

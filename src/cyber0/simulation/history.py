@@ -14,7 +14,7 @@ from cyber0.callbacks import Round
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
 
-__all__ = ["History", "pack_rounds", "unpack_rounds"]
+__all__ = ["History", "numbers", "pack_rounds", "unpack_rounds"]
 
 Line = dict[str, Any]
 ORIGIN = ("data", "data_sha256", "loss_function", "model", "dropped")  # of an evaluation: not measured
@@ -90,13 +90,13 @@ def _table(round_: Round) -> dict[str, Any]:
         "aggregate": np.tile(aggregate, clients),
     }
     for name, value in round_.reports.items():
-        reported = _numbers(value).astype(np.float64).reshape(-1)
+        reported = numbers(value).astype(np.float64).reshape(-1)
         if len(reported) in (1, rows):  # a longer one is in the round's reports alone
             columns[name] = np.tile(np.repeat(np.broadcast_to(reported, (rows,)), scalars // rows), clients)
     return columns
 
 
-def _numbers(value: Any) -> NDArray[Any]:
+def numbers(value: Any) -> NDArray[Any]:
     """Return what an attack reports, a number or an array or a tensor, as an array."""
     return to_numpy(value) if is_torch_array(value) else np.asarray(value)
 
@@ -117,9 +117,7 @@ def pack_rounds(rounds: Sequence[Round], clients: int) -> dict[str, Any]:
         "sent": full.copy(),
         "aggregate": np.full((len(rounds), shape[0], shape[2]), np.nan, dtype=np.float32),
         "voted": np.array([each.honest is not None for each in rounds]),
-        "reports": np.array(
-            [json.dumps({k: _numbers(v).tolist() for k, v in each.reports.items()}) for each in rounds]
-        ),
+        "reports": np.array([json.dumps({k: numbers(v).tolist() for k, v in each.reports.items()}) for each in rounds]),
     }
     for name in ("participants", "admitted", "liars"):
         arrays[name] = np.zeros((len(rounds), clients), dtype=np.bool_)

@@ -13,7 +13,7 @@ import numpy as np
 from cyber0.callbacks import Round
 from cyber0.errors import InvalidCommit, InvalidConfig, InvalidData
 from cyber0.simulation.folder import Line, RunFolder
-from cyber0.simulation.history import History
+from cyber0.simulation.history import History, numbers
 from cyber0.simulation.simulation import Simulation
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.evaluation import Evaluation
@@ -57,6 +57,7 @@ class MetricsLog:
         self._dropped: Counter[str] = Counter()
         self._votes = self._skipped = 0
         self._seconds: Callable[[], float] = lambda: 0.0
+        self._signs: list[Any] = []
         self.lines = self._begin()
         last = self.lines[-1]
         self._dropped.update(last.get("dropped", {}))
@@ -71,6 +72,8 @@ class MetricsLog:
         self._votes, self._skipped = self._votes + len(played.participants), self._skipped + (played.aggregate is None)
         if played.honest is not None and len(played.admitted) < len(played.participants):
             self._dropped.update(str(client) for client in np.setdiff1d(played.participants, played.admitted))
+        if "sign" in played.reports:
+            self._signs.append(played.reports["sign"])
         if self.keep is not None:
             self.rounds.append(played)
         if self.folder is not None:
@@ -183,9 +186,15 @@ class MetricsLog:
             "votes": self._votes,
             "skipped": self._skipped,
             **({"dropped": dict(self._dropped)} if self._dropped else {}),
+            **self._sign(),
             "seconds": self._seconds(),
             "model": _fingerprint(simulation),
         }
+
+    def _sign(self) -> Line:
+        """Return the mean of the signs that an attack chose since the last evaluation, if it chose any."""
+        signs, self._signs = self._signs, []
+        return {"sign": float(np.mean([np.mean(numbers(each)) for each in signs]))} if signs else {}
 
 
 def _check_loss(folder: RunFolder, kept: Line | None, given: Line | None) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidExport
-from cyber0.extras import require
 from cyber0.protocol import export
 from cyber0.protocol.ledger import ExportedRun
+from cyber0.simulation import plots
 from cyber0.simulation.history import History
 
 __all__ = ["Result"]
@@ -105,12 +105,13 @@ class Result:
         export.write(Path(path), self._exported())
         return Path(path)
 
-    def plot(self, axes: Any = None, *, metric: str = "accuracy", label: str | None = None) -> Any:
-        """Draw a measure over the rounds, and return the matplotlib axes: several results can share them.
+    def plot(self, axes: Any = None, *, metric: str = "accuracy", over: str = "round", label: str | None = None) -> Any:
+        """Draw a measure over rounds or bytes, and return the matplotlib axes: several results can share them.
 
         Args:
             axes: Where to draw; a new figure if not given.
             metric: "accuracy", "loss", or the name of a metric of your own.
+            over: "round", or "bytes" that each client has sent.
             label: What the line is called; by default the rule and the attack.
 
         >>> import cyber0
@@ -119,28 +120,30 @@ class Result:
         'loss on test samples'
 
         """
-        require("matplotlib", extra="study")
-        from matplotlib.figure import Figure
+        return plots.draw_measure(self.history, axes, metric, over, self._label(label))
 
-        lines = self.history.frame()
-        if metric == "accuracy" and self.accuracy is None:
-            metric = "loss"
-        if metric not in lines.columns:
-            raise InvalidConfig(f"metric = {metric!r}: this run has {', '.join(map(str, lines.columns))}")
-        if axes is None:
-            figure = Figure(figsize=(6, 4), layout="constrained")
-            figure.set_canvas(require("matplotlib.backends.backend_agg", extra="study").FigureCanvasAgg(figure))
-            axes = figure.add_subplot()
-            axes.set_xlabel("round")
-            axes.set_ylabel(f"{metric} on test samples")
-            axes.grid(alpha=0.3)
-            axes.spines[["top", "right"]].set_visible(False)
-        name = f"{self.config.rule}, {self.config.attack}" if label is None else label
-        (line,) = axes.plot(lines["round"], lines[metric], label=name)
-        if (held_out := f"validation_{metric}") in lines.columns:
-            axes.plot(lines["round"], lines[held_out], "--", color=line.get_color(), label=f"{name} (validation)")
-        axes.legend(frameon=False)
-        return axes
+    def plot_votes(self, axes: Any = None, *, round: int = -1) -> Any:  # noqa: A002
+        """Draw what each client sent in a round, liars marked, and what was made of it; return the axes.
+
+        The votes must have been kept, by keep="votes". A negative round counts from the last.
+
+        >>> import cyber0
+        >>> config = cyber0.RunConfig(source="embedded", clients=5, byzantine=1, directions=4, rounds=2, attack="sf")
+        >>> cyber0.run(config, keep="votes").plot_votes(round=0).get_title(loc="left")
+        'round 0: 5 votes, 1 by liars'
+
+        """
+        return plots.draw_votes(self.history.rounds, axes, round)
+
+    def plot_report(self, axes: Any = None, *, report: str = "omega", label: str | None = None) -> Any:
+        """Draw what the attack reported of each round, such as its strength `omega`; return the axes.
+
+        The votes must have been kept, by keep="votes".
+        """
+        return plots.draw_report(self.history.rounds, axes, report, self._label(label))
+
+    def _label(self, label: str | None) -> str:
+        return f"{self.config.rule}, {self.config.attack}" if label is None else label
 
     def _evaluation(self, number: int) -> dict[str, Any]:
         return next(line for line in self.history.evaluations if line["round"] == number)

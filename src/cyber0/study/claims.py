@@ -19,6 +19,7 @@ PLAIN = ("CWTM", "Krum")  # each also behind NNM
 RULES = ("CWTM", "NNM+CWTM", "Krum", "NNM+Krum")
 ATTACKS = ("ALIE", "FOE", "SF", "LF")
 NNM_ATTACKS = ("ALIE-NNM", "FOE-NNM")  # for rules with NNM only: without it these are ALIE and FOE
+SETTING = {"task": "mnist", "clients": 40, "byzantine": 10, "directions": 64, "rounds": 400, "alpha": 0.1}  # of Table 1
 PAPER_BYTES = {"cyber0": 2 * 400 * 64 * 4.0, "FedAvg": 2 * 400 * 7850 * 4.0}  # 400 rounds, K = 1, nu = 64, d = 7850
 
 MINUS = "\N{MINUS SIGN}"
@@ -77,7 +78,7 @@ class Verdict:
 
 
 def judge(recipe: Recipe, cells: Sequence[Measured]) -> list[Verdict]:
-    """Return the verdict on every claim of the set that the recipe names.
+    """Return the verdict on every claim of the set that the recipe names; none where another setting was run.
 
     >>> from cyber0.study.recipe import get_recipe
     >>> recipe = get_recipe("table1")
@@ -86,7 +87,7 @@ def judge(recipe: Recipe, cells: Sequence[Measured]) -> list[Verdict]:
     [('cannot say', 'holds'), ('cannot say', 'holds'), ('cannot say', 'does not hold'), ('cannot say', 'holds'), ...]
     """
     check_claims(recipe.claims)
-    if recipe.claims is None:
+    if recipe.claims is None or not _is_setting(recipe):
         return []
     ours, paper = _measured(cells), _published(recipe)
     return [Verdict(claim.text, claim.test(ours), claim.test(paper)) for claim in CLAIMS[recipe.claims]]
@@ -101,6 +102,13 @@ def check_claims(name: str | None) -> None:
     """
     if name is not None and name not in CLAIMS:
         raise UnknownName("set of claims", name, CLAIMS)
+
+
+def _is_setting(recipe: Recipe) -> bool:
+    """Return whether the runs of the grid are as those that the claims are about, and on all of MNIST."""
+    configs = [cell.config(seed=0) for cell in recipe.cells() if cell.attacked]
+    as_there = all(getattr(config, key) == value for config in configs for key, value in SETTING.items())
+    return as_there and all(config.source != "embedded" for config in configs)
 
 
 def _measured(cells: Sequence[Measured]) -> Evidence:

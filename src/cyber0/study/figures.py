@@ -10,28 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.extras import require
+from cyber0.simulation.plots import COLOURS, FORMATS, INK, PAPER, RULE, STYLE
 from cyber0.study.recipe import Cell, Figure, Labels, Recipe
 from cyber0.study.results import Results
 from cyber0.study.statistics import Run, rank, runs
 
 __all__ = ["COLOURS", "FORMATS", "INK", "PAPER", "RULE", "Curve", "chosen", "curves", "draw"]
 
-FORMATS = ("svg", "pdf", "png")
-INK, RULE, PAPER = "#1c2430", "#d9dee5", "#ffffff"  # text, grid, background: a page may replace them in the SVG
-# Okabe and Ito's colours, which colour-blind readers tell apart; then some of Tol's for long lists
-COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8f98"),
-    *("#882255", "#44aa99", "#999933", "#aa4499", "#661100"),
-)
 STROKES = ("solid", (0, (4.5, 1.8)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
 MOST_LINES = 12  # in a figure that the recipe does not ask for
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "svg.hashsalt": "cyber0",
-    "pdf.fonttype": 42,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
-}
 
 Floats = NDArray[np.float64]
 
@@ -49,6 +36,11 @@ class Curve:
     mean: Floats
     sd: Floats
     note: str = ""
+
+    @property
+    def band(self) -> tuple[Floats, Floats]:
+        """Return the edges of the band of one s.d., which is from 0 to 100 as accuracies are."""
+        return np.maximum(self.mean - self.sd, 0.0), np.minimum(self.mean + self.sd, 100.0)
 
     @property
     def name(self) -> str:
@@ -77,6 +69,8 @@ def curves(results: Results, figure: Figure) -> dict[str, list[Curve]]:
     """Return the lines of each panel by its label ('' without panels), without cells that have no runs."""
     recipe, played = results.recipe, runs(results)
     kept = [cell for cell in recipe.cells() if _fits(cell.labels, figure)]
+    if figure.worst:  # where nobody lies is no worst case
+        kept = [cell for cell in kept if cell.attacked] or kept
     axes = _line_axes(recipe, figure, kept)
     panels: dict[str, dict[tuple[str, ...], list[list[Run]]]] = {label: {} for label in _panels(recipe, figure, kept)}
     for cell in kept:
@@ -207,9 +201,9 @@ def _draw_panel(place: Any, figure: Figure, lines: Sequence[Curve], styles: dict
         style = styles[curve.labels]
         seen = curve.bytes_up > 0 if figure.x == "bytes" else slice(None)  # a log axis cannot show 0 bytes
         x = (curve.bytes_up if figure.x == "bytes" else curve.rounds)[seen]
-        mean, sd = curve.mean[seen], curve.sd[seen]
-        place.fill_between(x, mean - sd, mean + sd, color=style["color"], alpha=0.13, linewidth=0)
-        place.plot(x, mean, linewidth=1.6, solid_capstyle="round", **style)
+        low, high = (edge[seen] for edge in curve.band)
+        place.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
+        place.plot(x, curve.mean[seen], linewidth=1.6, solid_capstyle="round", **style)
 
 
 def _frame(canvas: Any, axes: Sequence[Any], figure: Figure, panels: dict[str, list[Curve]], across: int) -> None:
@@ -255,16 +249,16 @@ def _limits(panels: dict[str, list[Curve]]) -> tuple[float, float]:
 
 
 def _legend(canvas: Any, styles: dict[tuple[str, ...], Any], panels: dict[str, list[Curve]]) -> None:
-    """Add the legend: beside a single panel, in the order of the last values; else below, in the recipe's order."""
+    """Add the legend, in the recipe's order: beside a single panel, else below."""
     lines = require("matplotlib.lines", extra="study")
     drawn = {curve.labels: curve for each in panels.values() for curve in each}
     single = len(panels) == 1
-    order = sorted(drawn, key=lambda labels: -drawn[labels].mean[-1:].sum()) if single else list(styles)
     handles = [
-        lines.Line2D([], [], linewidth=2, label=_escape(drawn[labels].name), **styles[labels]) for labels in order
+        lines.Line2D([], [], linewidth=2, label=_escape(drawn[labels].name), **style)
+        for labels, style in styles.items()
     ]
     if handles:
-        below = {"loc": "outside lower center", "ncols": _columns([drawn[labels].name for labels in order])}
+        below = {"loc": "outside lower center", "ncols": _columns([drawn[labels].name for labels in styles])}
         place = {"loc": "outside right center"} if single else below
         canvas.legend(handles=handles, frameon=False, fontsize=8.5, handlelength=2.6, **place)
 

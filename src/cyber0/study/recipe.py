@@ -50,6 +50,11 @@ class Cell(BaseModel):
         """Return its labels, separated by commas."""
         return ", ".join(self.labels.values())
 
+    @property
+    def attacked(self) -> bool:
+        """Whether somebody lies in it."""
+        return self.values.get("attack", "none") != "none"
+
     def config(self, seed: int) -> RunConfig:
         """Return the configuration of its run with a seed."""
         values: dict[str, Any] = {**self.values, "seed": seed}
@@ -91,19 +96,25 @@ class Recipe(BaseModel):
     """
 
     model_config = STRICT
-    title: str = "A study"
+    title: str = Field("A study", description="What the report is called.")
     note: str = Field("", description="What a reader should know: the choices made, and why.")
     seeds: int = Field(5, ge=1, description="How many seeds.")
     first_seed: int = Field(0, ge=0, lt=2**32, description="The first of them; the others follow it.")
     keep: bool = Field(False, description="Whether each run is kept as a file that rebuilds its model.")
-    base: dict[str, Any] = {}
+    base: dict[str, Any] = Field({}, description="Keys of all runs.")
     axes: dict[str, list[Any] | dict[str, Any]] = Field(
         {}, description="The grid; without one there is a single cell, the base."
     )
-    exclude: list[Pattern] = []
+    exclude: list[Pattern] = Field([], description="Cells with all of these labels are left out.")
     also: list[Cell] = Field([], description="Cells outside the grid.")
-    table: Table | None = None
-    figures: list[Figure] = []
+    choose: dict[str, list[Any]] = Field(
+        {}, description="Keys whose values are chosen on validation samples, e.g. `lr = [0.01, 0.1]`."
+    )
+    choose_for: list[str] | None = Field(
+        None, description="Axes each label of which has a choice of its own; all but `attack` if not given."
+    )
+    table: Table | None = Field(None, description="Which axes are its `rows` and which its `columns`.")
+    figures: list[Figure] = Field([], description="Curves; by default accuracy over rounds.")
     paper: dict[str, dict[str, tuple[float, float]]] = Field(
         {}, description="Published numbers, in percent: row, column, (mean, s.d.)."
     )
@@ -143,6 +154,19 @@ class Recipe(BaseModel):
         for axis, given in self.axes.items():
             if not given:
                 raise ValueError(f"axes.{axis} = {given!r}: give it values, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _choosable(self) -> Self:
+        for key, values in self.choose.items():
+            if key not in RunConfig.model_fields or key in ("seed", "validation"):
+                raise UnknownName(
+                    "key", key, [key for key in RunConfig.model_fields if key not in ("seed", "validation")]
+                )
+            if not values or len(set(map(str, values))) < len(values):
+                raise ValueError(f"choose.{key} = {values!r}: give different values to choose from")
+            if key in self.axes or self.axis_of(key) is not None:
+                raise ValueError(f"choose.{key}: the axis {self.axis_of(key) or key!r} sets it in every run")
         return self
 
     @model_validator(mode="after")
@@ -214,7 +238,13 @@ class Recipe(BaseModel):
         table = [] if self.table is None else [*self.table.rows, *self.table.columns]
         drawn = [axis for figure in self.figures for axis in (*figure.line, figure.panel, figure.worst) if axis]
         patterns = [axis for pattern in (*self.exclude, *(figure.where for figure in self.figures)) for axis in pattern]
-        return [*table, *drawn, *patterns, *(axis for cell in self.also for axis in cell.labels)]
+        return [
+            *table,
+            *drawn,
+            *patterns,
+            *(axis for cell in self.also for axis in cell.labels),
+            *(self.choose_for or []),
+        ]
 
     def _check_labels(self, pattern: Pattern) -> None:
         for axis, wanted in pattern.items():

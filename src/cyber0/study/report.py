@@ -97,7 +97,8 @@ def render(results: Results) -> str:
 def _collect(results: Results, kinds: Sequence[str] = figures.FORMATS) -> _Report:
     cells = measure(results)
     drawn = [(figure, figures.draw(results, figure, kinds)) for figure in figures.chosen(results.recipe)]
-    return _Report(results, cells, grid(results.recipe, cells), judge(results.recipe, cells), drawn)
+    verdicts = [] if "embedded" in str(results.about.get("data", "")) else judge(results.recipe, cells)
+    return _Report(results, cells, grid(results.recipe, cells), verdicts, drawn)
 
 
 def _contents(found: _Report) -> dict[str, str | bytes]:
@@ -142,6 +143,8 @@ def _summary(found: _Report) -> dict[str, Any]:
         "agreement": found.agreement and asdict(found.agreement),
         "agreement_beside": beside and asdict(beside),
         "cells": [asdict(cell) | {"interval": cell.best and cell.best.interval} for cell in found.cells],
+        "validated": results.validated,
+        "choices": [asdict(choice) for choice in results.choices],
         "failures": [asdict(failure) for failure in results.failures],
         "about": results.about,
     }
@@ -175,6 +178,7 @@ def _page(found: _Report) -> str:
         "mean_and_sd": mean_and_sd,
         "signed": signed,
         "shade": _shade,
+        "level": _level,
         "describe": _describe,
         "worst_of": worst_of,
     }
@@ -187,6 +191,7 @@ def _page(found: _Report) -> str:
         held_there=sum(verdict.paper.holds is True for verdict in found.verdicts),
         pictures=[(figure, _inline(kinds["svg"].decode(), figure.name)) for figure, kinds in found.drawn],
         compared=any(cell.paper for cell in found.cells),
+        scale=_scale(found.cells),
         light=figures.COLOURS,
         dark=DARK,
         paper_seeds=PAPER_SEEDS,
@@ -219,9 +224,27 @@ def _shade(cell: Measured) -> str:
     return f"{side}-{steps}" if steps else "near"
 
 
+def _scale(cells: Sequence[Measured]) -> tuple[float, float] | None:
+    """Return from where to where the colours of a table go that has no published numbers: tens around all means."""
+    means = [cell.best.mean for cell in cells if cell.best is not None]
+    if not means or any(cell.paper for cell in cells):
+        return None
+    return float(np.floor(min(means) / 10) * 10), float(np.ceil(max(means) / 10) * 10) or 10.0
+
+
+def _level(cell: Measured, scale: tuple[float, float] | None) -> str:
+    """Return how full the colour of a cell is, in percent, as a style; '' for the colours of a comparison."""
+    if scale is None or cell.best is None:
+        return ""
+    low, high = scale
+    return f"--level: {100 * (cell.best.mean - low) / max(high - low, 1.0):.0f}%"
+
+
 def _describe(cell: Measured) -> str:
     """Return the numbers of a cell in a sentence."""
-    parts = [f"{cell.name}: {mean_and_sd(cell.best)}" + (f" ({_seeds(cell.best.n)})" if cell.best else "")]
+    parts = [f"{cell.name}: best {mean_and_sd(cell.best)}" + (f" ({_seeds(cell.best.n)})" if cell.best else "")]
+    if cell.final is not None:
+        parts.append(f"last {mean_and_sd(cell.final)}")
     if cell.paper is not None:
         parts.append(f"paper {mean_and_sd(cell.paper)}")
     if (far := cell.difference) is not None:

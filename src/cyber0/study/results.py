@@ -24,11 +24,18 @@ class Results:
 
     `frame`, of pandas, has a row for each run and evaluation: a column of labels for each axis, then seed, round,
     accuracy (0 to 1), loss, scalars_up_per_client, scalars_down_per_client, bytes_up_per_client,
-    bytes_down_per_client, seconds. `about` says how it was measured: the command, versions, the device, the data, the
-    time it took.
+    bytes_down_per_client, seconds; with held-out samples also validation_accuracy and validation_loss. `about` says how
+    it was measured: the command, versions, the device, the data, the time it took. `choices` says which values were
+    chosen where the recipe says `choose`.
     """
 
     recipe: Recipe
     frame: Any
     failures: list[Failure] = field(default_factory=list[Failure])
     about: dict[str, Any] = field(default_factory=dict[str, Any])
+    choices: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def validated(self) -> bool:
+        """Whether a run counts with the round that validation samples choose, rather than the best on test samples."""
+        return "validation_accuracy" in self.frame.columns

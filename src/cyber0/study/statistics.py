@@ -47,6 +47,8 @@ Key = tuple[str, ...]  # a cell's label on each axis, in the order of the axes
 class Run:
     """The evaluations of one run. Accuracy in percent; bytes are those of one client so far, in float32.
 
+    `validation` is the accuracy on held-out samples, if there are any: it chooses the round that counts.
+
     >>> run = Run(0, np.array([0.0, 10.0]), np.array([80.0, 75.0]), np.array([0.0, 640.0]), np.array([0.0, 640.0]))
     >>> run.best, run.final
     (80.0, 75.0)
@@ -57,10 +59,13 @@ class Run:
     accuracy: Floats
     bytes_up: Floats
     bytes_down: Floats
+    validation: Floats | None = None
 
     @property
     def best(self) -> float:
-        """Return the highest accuracy of all evaluations; NaN if none is finite."""
+        """Return the highest accuracy of all evaluations, or that of the best on validation; NaN if none is finite."""
+        if self.validation is not None and np.isfinite(self.validation).any():
+            return float(self.accuracy[int(np.nanargmax(self.validation))])
         finite = self.accuracy[np.isfinite(self.accuracy)]
         return float(finite.max()) if len(finite) else math.nan
 
@@ -94,11 +99,17 @@ class Sample:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95% confidence interval of the mean, by Student's t with n - 1 degrees of freedom."""
+        """Return the 95% confidence interval of the mean, by Student's t with n - 1 degrees of freedom.
+
+        An accuracy is from 0 to 100, and so is its interval.
+
+        >>> Sample(99.0, 2.0, 3).interval[1]
+        100.0
+        """
         if self.sd is None:
             return None
         half = _quantile(self.n - 1) * self.sd / math.sqrt(self.n)
-        return self.mean - half, self.mean + half
+        return max(self.mean - half, 0.0), min(self.mean + half, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +234,9 @@ def _run(seed: int, rows: Any) -> Run:
         rows[name].to_numpy(dtype=np.float64, na_value=np.nan)
         for name in ("round", "accuracy", "bytes_up_per_client", "bytes_down_per_client")
     )
-    return Run(seed, rounds, 100 * accuracy, up, down)
+    held_out = rows.get("validation_accuracy")
+    validation = None if held_out is None else held_out.to_numpy(dtype=np.float64, na_value=np.nan)
+    return Run(seed, rounds, 100 * accuracy, up, down, validation)
 
 
 def _measured(labels: Labels, beside: bool, played: list[Run], paper: Sample | None) -> Measured:

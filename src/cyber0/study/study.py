@@ -11,6 +11,7 @@ from cyber0 import __version__
 from cyber0.errors import UnknownName
 from cyber0.extras import require
 from cyber0.study.check import check_jobs
+from cyber0.study.choose import choose, played
 from cyber0.study.claims import check_claims
 from cyber0.study.engines import ENGINES
 from cyber0.study.folder import StudyFolder
@@ -60,8 +61,9 @@ def study(
     """
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES)
-    watch, every = watch or Watch(), jobs_of(recipe, options or {})
-    wanted = [cell.labels for cell in recipe.chosen(only or {})]
+    whole = played(recipe)
+    watch, every = watch or Watch(), jobs_of(whole, options or {})
+    wanted = [cell.labels for cell in whole.chosen(only or {})]
     check_claims(recipe.claims)
     unplayed = [job for job in every if job.labels in wanted and not StudyFolder.file(out, job).exists()]
     check_jobs(unplayed, here=engine == "local")
@@ -82,7 +84,7 @@ def study(
             if left:
                 took = {"runs": ended, "seconds": round(time.perf_counter() - clock, 1)}
                 folder.log({"command": command, **_machine(), "engine": engine, **took})
-        results = folder.results(every)
+        results = choose(folder.results(every))
         write(results, out)
     return results
 

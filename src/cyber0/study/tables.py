@@ -27,7 +27,10 @@ ESCAPES = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Cells by row and column; `worst` has the cell of the least mean of each row that has several cells."""
+    """Cells by row and column; `worst` has the cell of the least mean of each row that has several cells.
+
+    Where a study has attacks, a cell in which nobody lies is never the worst.
+    """
 
     axes: list[str]
     rows: list[Row]
@@ -56,7 +59,7 @@ def grid(recipe: Recipe, cells: Sequence[Measured]) -> Grid:
         rows=list(dict.fromkeys(row for row, _ in placed)),
         columns=[name for name in _names(recipe, table.columns) if name in used],
         cells=placed,
-        worst=_worst(placed),
+        worst=_worst(_attacked(recipe, placed)),
         beside=[cell for cell in cells if cell.beside],
     )
 
@@ -164,6 +167,13 @@ def _names(recipe: Recipe, axes: Sequence[str]) -> list[str]:
     ranks = {axis: rank(recipe, axis) for axis in axes}
     found.sort(key=lambda labels: [ranks[axis][labels[axis]] for axis in axes])
     return list(dict.fromkeys(", ".join(labels[axis] for axis in axes) for labels in found))
+
+
+def _attacked(recipe: Recipe, placed: Mapping[tuple[Row, str], Measured]) -> dict[tuple[Row, str], Measured]:
+    """Return the cells in which somebody lies; all of them if nobody does in any."""
+    liars = [cell.labels for cell in recipe.cells() if cell.attacked]
+    kept = {place: cell for place, cell in placed.items() if cell.labels in liars}
+    return kept or dict(placed)
 
 
 def _worst(placed: Mapping[tuple[Row, str], Measured]) -> dict[Row, Measured]:

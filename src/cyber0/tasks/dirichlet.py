@@ -1,4 +1,4 @@
-"""Dirichlet partitions: how many samples of each label each client holds.
+"""Partitions by label: how many samples of each label each client holds.
 
 Arrays of counts are [clients, classes]; `samples` is how many there are of each label.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["by_client", "by_label", "deal", "fill_empty"]
+__all__ = ["by_client", "by_label", "deal", "evenly", "fill_empty"]
 
 Indices = NDArray[np.int64]
 
@@ -50,6 +50,17 @@ def _among(mixtures: NDArray[np.float64], left: Indices) -> NDArray[np.float64]:
     weights = mixtures * (left > 0)
     weights = np.where(weights.sum(axis=1, keepdims=True) > 0, weights, left / left.sum())
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+def evenly(samples: Indices, clients: int) -> Indices:
+    """Return counts of equal shares of each label; what is left over of one label goes on where the last one ended.
+
+    >>> evenly(np.array([4, 5]), 3).tolist()
+    [[2, 1], [1, 2], [1, 2]]
+    """
+    ends = np.cumsum(samples)
+    places: Indices = np.arange(int(ends[-1])) % clients
+    return np.stack([np.bincount(own, minlength=clients) for own in np.split(places, ends[:-1])], axis=1)
 
 
 def fill_empty(counts: Indices) -> Indices:

@@ -16,10 +16,21 @@ from numpy.typing import ArrayLike, NDArray
 from cyber0 import registry
 from cyber0.errors import InvalidData, UnknownName
 from cyber0.tasks.dataset import Dataset, to_numpy
-from cyber0.tasks.dirichlet import by_client, by_label, deal, fill_empty
+from cyber0.tasks.dirichlet import by_client, by_label, deal, evenly, fill_empty
 from cyber0.user_code import calling
 
-__all__ = ["PARTITIONS", "Partition", "count", "dirichlet", "get_partition", "iid", "shards", "shares_of", "split"]
+__all__ = [
+    "PARTITIONS",
+    "Partition",
+    "count",
+    "dirichlet",
+    "get_partition",
+    "iid",
+    "shards",
+    "shares_of",
+    "shuffled",
+    "split",
+]
 
 Indices = NDArray[np.int64]
 Partition = Callable[..., list[Indices]]
@@ -27,9 +38,23 @@ DOMAIN = 0x50415254  # "PART": other draws of the same seed are independent of t
 
 
 def iid(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
-    """Return equal parts of all samples, shuffled: their sizes differ by one at most.
+    """Return parts with the same fraction of each label, as the paper has it.
 
-    >>> [part.tolist() for part in iid([0, 1, 2, 3, 4], clients=2, seed=0)]
+    Of each label, and in all, clients hold numbers of samples that differ by one at most.
+
+    >>> labels = np.repeat([0, 1, 2], [40, 41, 6])
+    >>> count(labels, iid(labels, clients=4, seed=0)).tolist()
+    [[10, 11, 1], [10, 10, 2], [10, 10, 2], [10, 10, 1]]
+    """
+    known, generator = _enter(labels, clients, seed)
+    classes, samples = np.unique(known, return_counts=True)
+    return deal(known, classes, evenly(samples, clients), generator)
+
+
+def shuffled(labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
+    """Return equal parts of all samples, shuffled, whatever their labels; the sizes differ by one at most.
+
+    >>> [part.tolist() for part in shuffled([0, 1, 2, 3, 4], clients=2, seed=0)]
     [[0, 3, 4], [1, 2]]
     """
     known, generator = _enter(labels, clients, seed)
@@ -87,7 +112,7 @@ def shards(labels: ArrayLike, clients: int, seed: int, *, per_client: int = 2) -
     return [np.sort(np.concatenate([ordered[shard] for shard in hand])) for hand in hands]
 
 
-PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet, "iid": iid, "shards": shards}
+PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet, "iid": iid, "shards": shards, "shuffled": shuffled}
 
 
 def get_partition(name: str | Partition) -> Partition:
@@ -97,7 +122,7 @@ def get_partition(name: str | Partition) -> Partition:
     {'alpha': 1}
     >>> get_partition("iit")
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown partition 'iit': use one of dirichlet, iid, shards (did you mean 'iid'?)
+    cyber0.errors.UnknownName: unknown partition 'iit': use one of ... (did you mean 'iid'?)
     """
     return registry.resolve("partition", name, PARTITIONS)
 

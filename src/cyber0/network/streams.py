@@ -1,0 +1,187 @@
+"""The streams of a federator: who is at the other end of each, what has come from them, and who has too many."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from typing import Protocol, cast
+
+from cryptography import x509
+
+from cyber0.errors import Cyber0Error
+from cyber0.network.channel import GREETING, ROOM, Channel, Credentials, Peer
+from cyber0.network.connection import Connection
+from cyber0.network.listener import STRANGERS, Listener, descriptors
+from cyber0.network.log import Level
+from cyber0.network.older import answer
+from cyber0.protocol.messages import Bye
+from cyber0.protocol.signing import PublicKey, encoded
+
+__all__ = ["Streams", "key_of"]
+
+MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
+
+Inbox = list[tuple[Connection, bytes]]
+
+
+class Say(Protocol):
+    """Gives a notice to whoever watches."""
+
+    def __call__(self, text: str, level: Level = "info", client: str = "") -> None: ...
+
+
+class Streams:
+    """All streams of a federator.
+
+    Args:
+        limit: Bytes that a message may have.
+        peer_name: A function of a `Peer` that returns its name; without it a client is whoever it says it is.
+        certified: Whether the key of a client's certificate must be that of its votes.
+        known: The clients that are no strangers.
+        handle: A function that is called with all messages that have come since the last time, in their order, each
+            with its stream. What came at the same time is handled together: the same work many times in a row takes a
+            fraction of the time that it takes in between other work.
+        ended: A function that is called with a stream that is over; what came from it is handled before.
+        say: What is called with notices.
+
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        peer_name: Callable[[Peer], str] | None,
+        certified: bool,
+        known: Container[str],
+        handle: Callable[[Inbox], None],
+        ended: Callable[[Connection], None],
+        say: Say,
+    ) -> None:
+        self.limit, self.peer_name, self.certified, self.known = limit, peer_name, certified, known
+        self._handle, self._ended, self._say = handle, ended, say
+        self._open: dict[int, Connection] = {}
+        self._of: dict[str, list[Connection]] = {}  # by client, as the transport has authenticated it
+        self._inbox: Inbox = []
+        self._listener: Listener | None = None
+        self._empty = asyncio.Event()  # no stream is left
+
+    async def start(self, listen: str, credentials: Credentials | None, clients: int) -> int:
+        """Listen at HOST:PORT, with room for so many clients, and return the port."""
+        strangers = min(STRANGERS, descriptors() - 2 * clients)
+        self._listener = Listener(
+            self._opened, None if credentials is None else credentials.context, max(16, strangers)
+        )
+        return await self._listener.start(listen)
+
+    async def close(self) -> None:
+        """Take no more connections, and wait until those that are there have taken their last messages."""
+        if self._listener is not None:
+            self._listener.stop()
+        if self._open:
+            await self._empty.wait()
+
+    @property
+    def open(self) -> Mapping[int, Connection]:
+        """Those that are not over, by their numbers."""
+        return self._open
+
+    @property
+    def cut(self) -> int:
+        """How many connections of strangers were cut to make room."""
+        return 0 if self._listener is None else self._listener.cut
+
+    def dismiss(self, connection: Connection, bye: Bye) -> None:
+        """End a stream because of what its client did."""
+        connection.end(bye)
+        if connection.stream is not None and not bye.finished:
+            client = connection.stream.client
+            self._say(f"{client} is sent away: {bye.reason}", "warning", client)
+
+    def know(self, connection: Connection) -> None:
+        """Take a stream from among those of strangers."""
+        if self._listener is not None:
+            self._listener.know(connection.number)
+
+    def receive(self, connection: Connection, data: bytes) -> None:
+        """Take a message, to be handled with all that comes before the loop has its next turn."""
+        if not self._inbox:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._inbox.append((connection, data))
+
+    def flush(self) -> None:
+        """Handle all that has come."""
+        if self._inbox:
+            inbox, self._inbox = self._inbox, []
+            self._handle(inbox)
+
+    def add(self, connection: Connection) -> None:
+        """Count a stream among those that are open."""
+        self._open[connection.number] = connection
+        self._empty.clear()
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a stream that is over."""
+        self.flush()
+        del self._open[connection.number]
+        if connection.client is not None and connection in (own := self._of.get(connection.client, [])):
+            own.remove(connection)
+        self.know(connection)
+        if not self._open:
+            self._empty.set()
+        self._ended(connection)
+
+    def _opened(self, sock: socket.socket, peer: Peer, number: int) -> None:
+        """Take a connection whose handshake is done."""
+        connection: Connection
+        outlet = Channel(
+            sock,
+            lambda data: self.receive(connection, data),
+            lambda: self.remove(connection),
+            limit=self.limit,
+            room=max(ROOM, 4 * self.limit),
+            answers=True,
+            greeted=lambda line: self._greeted(connection, peer, line),
+            foreign=answer,
+            too_long=lambda text: self.dismiss(connection, Bye(text)),
+        )
+        connection = Connection(number, outlet, peer.address)
+        self.add(connection)
+        if self._listener is not None:
+            self._listener.watch(number, outlet.abort, lambda: not connection.has_spoken)
+
+    def _greeted(self, connection: Connection, peer: Peer, line: bytes) -> bool:
+        """Learn who is there, and return whether it speaks this version."""
+        greeting, _, token = line.rpartition(b" ") if line.count(b" ") > 1 else (line, b"", b"")
+        if greeting != GREETING:
+            return False
+        try:
+            self._identify(connection, replace(peer, token=token.decode(errors="replace")))
+        except Cyber0Error as error:
+            connection.end(Bye(str(error), final=True))
+            return True
+        self._make_room(connection)
+        if connection.client is not None and connection.client in self.known:
+            self.know(connection)
+        return True
+
+    def _identify(self, connection: Connection, peer: Peer) -> None:
+        """Note what the transport knows of who is there."""
+        connection.client = self.peer_name(peer) if self.peer_name else None
+        if self.certified and peer.certificate:
+            connection.certificate, connection.key = peer.certificate, key_of(peer.certificate)
+
+    def _make_room(self, connection: Connection) -> None:
+        """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
+        if connection.client is None:
+            return
+        own = self._of.setdefault(connection.client, [])
+        own.append(connection)
+        live = [other for other in own if not other.outlet.is_ended]
+        if len(live) > MAX_STREAMS:
+            self.dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
+        for other in own[: -2 * MAX_STREAMS]:  # they were ended long ago
+            other.outlet.abort()
+
+
+def key_of(certificate: bytes) -> bytes:
+    """Return the public key of a certificate in DER, as rosters have it."""
+    return encoded(cast("PublicKey", x509.load_der_x509_certificate(certificate).public_key()))
