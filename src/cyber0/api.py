@@ -49,6 +49,9 @@ def simulate(
     scheme: Scheme | None = None,
     family: Family | None = None,
     mu: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    clip: float | None = None,
     validation: float | None = None,
     evaluate_every: int | None = None,
     seed: int | None = None,
@@ -87,6 +90,10 @@ def simulate(
         scheme: What local epochs send: "unbiased", "biased" or "compressed".
         family: The distribution of directions: "sphere", "gaussian" or "rademacher".
         mu: How far to perturb; 0 for exact derivatives.
+        epsilon: The privacy budget of each client's data, for the whole run; by default nothing is private. Noise and
+            batches follow from the seed here, so that a simulation shows what privacy costs and gives none.
+        delta: The delta of that budget; 1e-5.
+        clip: The length to which the slopes of each sample are clipped, in units of its gradient's length; 10.
         validation: The share of `train` that is held out to choose the best round by.
         evaluate_every: Rounds from one evaluation to the next.
         seed: Everything random follows from it.
@@ -134,6 +141,9 @@ def simulate(
         "scheme": scheme,
         "family": family,
         "mu": mu,
+        "epsilon": epsilon,
+        "delta": delta,
+        "clip": clip,
         "validation": validation,
         "evaluate_every": evaluate_every,
         "seed": seed,

@@ -14,15 +14,20 @@ from cyber0.directions import COMPRESSED_EPOCH, Backend, combine, project
 from cyber0.directions.select import device_of
 from cyber0.errors import NonFiniteLoss
 from cyber0.estimate import Losses, estimate
-from cyber0.layerwise.measure import Measure
+from cyber0.layerwise.measure import Measure, sample_slopes_of
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
+from cyber0.privacy.client_steps import PrivateSteps
+from cyber0.privacy.mechanism import gradient_unit
 
 __all__ = ["Client", "projected"]
 
 
 class Client:
     """A client's side of a federation: its copy of the global model, and its own data behind `batch(round, epoch)`.
+
+    With `private` steps every local step is clipped and noised before it is applied or sent; batches are then pairs of
+    tensors, of any number of samples.
 
     >>> import torch
     >>> from cyber0.plan import Plan
@@ -43,9 +48,11 @@ class Client:
         plan: Plan,
         backend: str | Backend | None = None,
         measure: Measure = estimate,
+        private: PrivateSteps | None = None,
     ) -> None:
         self.parameters, self.losses, self.batch, self.plan, self.backend = parameters, losses, batch, plan, backend
-        self.measure, self.problem = measure, ""
+        self.measure, self.problem, self.private = measure, "", private
+        self._sample_slopes = None if private is None else sample_slopes_of(measure)
         self.moment = 0.0  # what the step rule has derived from the commits so far
         self._local = parameters
         if plan.local_epochs > 1 and parameters.module is not None:
@@ -67,9 +74,7 @@ class Client:
         plan, local = self.plan, self._reset()
         steps: list[NDArray[np.float32]] = []
         for epoch in range(plan.local_epochs):
-            keys = plan.keys(round, plan.epoch(epoch))
-            options: dict[str, Any] = {"mu": plan.mu, "family": plan.family, "backend": self.backend}
-            steps.append(self.measure(local, self.losses, self.batch(round, epoch), keys, **options))
+            steps.append(self._step(local, round, epoch))
             if epoch + 1 < plan.local_epochs:
                 local.apply(plan.step(round, epoch, steps[-1], self.moment), self.backend)
 
@@ -77,6 +82,19 @@ class Client:
             return projected(self.parameters, plan, round, np.concatenate(steps), self.backend)
 
         return plan.message(steps, project)
+
+    def _step(self, local: Parameters, round: int, epoch: int) -> NDArray[np.float32]:  # noqa: A002
+        """Return the scalars of one local step (Alg. 1, lines 5 to 8)."""
+        plan, batch = self.plan, self.batch(round, epoch)
+        keys = plan.keys(round, plan.epoch(epoch))
+        options: dict[str, Any] = {"mu": plan.mu, "family": plan.family, "backend": self.backend}
+        slopes, private = self._sample_slopes, self.private
+        if slopes is None or private is None:
+            return self.measure(local, self.losses, batch, keys, **options)
+        unit = gradient_unit(local.size, len(keys), plan.family)
+        return private.vote(
+            lambda part: slopes(local, self.losses, part, keys, **options), batch, len(keys), unit, round, epoch
+        )
 
     def _reset(self) -> Parameters:
         """The local model, back at the global one."""

@@ -7,6 +7,7 @@
 
 import tomllib
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
@@ -45,8 +46,11 @@ Positive = Annotated[int, Field(ge=1)]
 LATER = {
     "step_rule": "plain",
     "train": "all",
+    **dict.fromkeys(("clip", "least_noise", "epsilon", "delta", "noise")),
 }  # keys that earlier versions had not: left out of what is written if as it was then
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
+DELTA = 1e-5
+CLIP = 10.0
 
 
 class Options(BaseModel):
@@ -72,6 +76,11 @@ class Options(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise InvalidConfig(sentences(error)) from None
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the keys without those that earlier versions had not, so that the identity of a run stays the same."""
+        return {key: value for key, value in write(self).items() if key not in LATER or value != LATER[key]}
 
     def updated(self, **values: Any) -> Self:
         """Return a copy with other values, checked like a new one."""
@@ -135,6 +144,13 @@ class Agreement(Options):
         default="float32", description="Of a language model: mixed computes in bf16, bf16 also keeps its weights so."
     )
     seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(default=0, description="Everything random follows from it.")
+    clip: Annotated[FiniteFloat, Field(gt=0, lt=1e30)] | None = Field(
+        default=None,
+        description=f"Of private clients: the length to which each sample's slopes are clipped; {CLIP:g} if not given.",
+    )
+    least_noise: Annotated[FiniteFloat, Field(gt=0, lt=1e6)] | None = Field(
+        default=None, description="The least noise multiplier that each client must promise; none if not given."
+    )
 
     @model_validator(mode="after")
     def _agreed(self) -> Self:
@@ -162,11 +178,6 @@ class Agreement(Options):
             raise ValueError(str(error)) from None
         return self
 
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the keys without those that earlier versions had not, so that the identity of a run stays the same."""
-        return {key: value for key, value in write(self).items() if key not in LATER or value != LATER[key]}
-
     @property
     def invited(self) -> int:
         """How many clients are invited to each round."""
@@ -179,6 +190,16 @@ class Agreement(Options):
         4
         """
         return max(1, round(self.participation * clients))
+
+    @property
+    def clip_length(self) -> float:
+        """The length to which private clients clip."""
+        return CLIP if self.clip is None else self.clip
+
+    @property
+    def private_steps(self) -> int:
+        """How many local steps a private client reckons with: those of the rounds that it is likely invited to."""
+        return ceil(self.participation * self.rounds) * self.local_epochs
 
     @property
     def plan(self) -> Plan:
@@ -218,9 +239,27 @@ class SimulationOptions(Options):
     validation: Annotated[FiniteFloat, Field(ge=0, lt=1)] = Field(
         default=0.0, description="The share of the training samples that is held out to choose the best round by."
     )
+    epsilon: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
+        default=None, description="The privacy budget of each client, for the whole run; without it nothing is private."
+    )
+    delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = Field(
+        default=None, description=f"The delta of that budget; {DELTA:g} if not given."
+    )
+    noise: Annotated[FiniteFloat, Field(ge=0, lt=1e6)] | None = Field(
+        default=None, description="The noise multiplier of each client, in place of the one that epsilon asks for."
+    )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether clients clip and noise their steps."""
+        return self.epsilon is not None or self.noise is not None
 
     @model_validator(mode="after")
     def _simulated(self) -> Self:
+        if self.epsilon is not None and self.noise is not None:
+            raise ValueError(f"epsilon = {self.epsilon} and noise = {self.noise}: one follows from the other; give one")
+        if self.is_private and self.algorithm == "fedavg":
+            raise ValueError("algorithm = 'fedavg' has no slopes of samples to clip: leave epsilon and noise out")
         name, _, options = self.partition.partition("(")
         if name.strip() == "dirichlet" and "alpha" in options:
             if self.alpha is not None:

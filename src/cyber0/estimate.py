@@ -28,7 +28,16 @@ from cyber0.directions.select import device_of
 from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss, UnknownName
 from cyber0.parameters import Parameters
 
-__all__ = ["Losses", "Method", "call_with", "estimate", "full_precision", "nonfinite_cause", "refuse_random"]
+__all__ = [
+    "Losses",
+    "Method",
+    "call_with",
+    "estimate",
+    "full_precision",
+    "nonfinite_cause",
+    "refuse_random",
+    "sample_slopes",
+]
 
 Losses = Callable[[Any, Any], torch.Tensor]
 """losses(model, batch) -> one loss for each sample, a tensor of shape [batch]."""
@@ -77,6 +86,37 @@ def estimate(
             values = _derivative(objective, keys, family, method, backend)
     scale = parameters.size if family == "sphere" else 1
     return (values * (scale / len(keys))).astype(np.float32)
+
+
+def sample_slopes(
+    parameters: Parameters,
+    losses: Losses,
+    batch: Any,
+    keys: Sequence[DirectionKey],
+    *,
+    mu: float = 1e-3,
+    family: Family = "gaussian",
+    backend: str | Backend | None = None,
+) -> torch.Tensor:
+    """Return how the loss of each sample changes along each direction, [samples, directions]: per unit of step.
+
+    Their mean over samples is what `estimate` scales. With mu = 0 by forward-mode differentiation. A slope may be NaN,
+    or infinite.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> keys = [DirectionKey(seed=7, round=0, index=r) for r in range(3)]
+    >>> of_one = lambda model, batch: model(batch).squeeze(1)
+    >>> sample_slopes(Parameters.of(model), of_one, torch.ones(5, 2), keys).shape
+    torch.Size([5, 3])
+    """
+    objective = _Objective(parameters, losses, batch)
+    _check(objective, keys, mu, "forward")
+    with full_precision():
+        if mu == 0:
+            return _forward_derivatives(objective, keys, family, backend)
+        step = 2 * float(np.float32(mu))
+        pairs = _loss_pairs(objective, keys, mu, family, backend)
+        return torch.stack([above.double() - below.double() for above, below in pairs], dim=1) / step
 
 
 def full_precision() -> AbstractContextManager[None]:
@@ -175,17 +215,24 @@ def _two_point(
     backend: str | Backend | None,
 ) -> NDArray[np.float64]:
     """(F(w + mu z) - F(w - mu z)) / (2 mu) for each direction."""
-    with torch.no_grad():
-        doubled = _doubled(objective)
-        measured, perturbed = (objective, _perturbed) if doubled is None else (doubled, _perturbed_doubles)
-        values: list[float] = []
-        for index, (plus, minus) in enumerate(perturbed(objective.parameters_, keys, mu, family, backend)):
-            above, below = measured.at(plus), measured.at(minus)
-            _check_finite(objective, above.float(), index)  # what float32 cannot hold is no loss to learn from
-            _check_finite(objective, below.float(), index)
-            # The mean over samples of differences formed per sample: the two losses share most of their digits.
-            values.append(float((above.double() - below.double()).mean()))
+    values: list[float] = []
+    for index, (above, below) in enumerate(_loss_pairs(objective, keys, mu, family, backend)):
+        _check_finite(objective, above.float(), index)  # what float32 cannot hold is no loss to learn from
+        _check_finite(objective, below.float(), index)
+        # The mean over samples of differences formed per sample: the two losses share most of their digits.
+        values.append(float((above.double() - below.double()).mean()))
     return np.array(values) / (2 * float(np.float32(mu)))
+
+
+@torch.no_grad()
+def _loss_pairs(
+    objective: _Objective, keys: Sequence[DirectionKey], mu: float, family: Family, backend: str | Backend | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the losses of all samples at w + mu z and at w - mu z, for one direction after the other."""
+    doubled = _doubled(objective)
+    measured, perturbed = (objective, _perturbed) if doubled is None else (doubled, _perturbed_doubles)
+    for plus, minus in perturbed(objective.parameters_, keys, mu, family, backend):
+        yield measured.at(plus), measured.at(minus)
 
 
 def _doubled(objective: _Objective) -> "_Objective | None":
@@ -295,29 +342,48 @@ def _derivative(
     """<grad F(w), z> for each direction: a forward-mode pass for each, or one backward pass for all."""
     if method != "forward":
         return _backward_mode(objective, keys, family, backend)
-    try:
-        return _forward_mode(objective, keys, family, backend)
-    except NotImplementedError as error:
-        raise InvalidEstimate(f"the model has no forward-mode derivative: use method='backward' ({error})") from error
+    return np.array(
+        [
+            float(derivatives.double().mean())
+            for derivatives in _along_each(objective, keys, family, backend, check_finite=True)
+        ]
+    )
 
 
-def _forward_mode(
+def _forward_derivatives(
     objective: _Objective, keys: Sequence[DirectionKey], family: Family, backend: str | Backend | None
-) -> NDArray[np.float64]:
+) -> torch.Tensor:
+    """Return <grad F_i(w), z> of each sample i along each direction: [samples, directions]."""
+    return torch.stack(list(_along_each(objective, keys, family, backend, check_finite=False)), dim=1).double()
+
+
+def _along_each(
+    objective: _Objective,
+    keys: Sequence[DirectionKey],
+    family: Family,
+    backend: str | Backend | None,
+    *,
+    check_finite: bool,
+) -> Iterator[torch.Tensor]:
+    """Yield the derivative of each sample's loss along a direction, [samples], for one direction after the other."""
     parameters = objective.parameters_
     weights = {name: tensor.detach() for name, tensor in parameters.tensors.items()}
-    values: list[float] = []
     for index, key in enumerate(keys):
         z = sample(key, parameters.size, family=family, backend=backend, device=parameters.device)
         tangents = {
             entry.name: z[entry.start : entry.start + entry.size].view(entry.shape).to(flat.device, flat.dtype)
             for entry, flat in parameters
         }
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
-            result = jvp(objective.at, (weights,), (tangents,))
-        _check_finite(objective, result[0], index)
-        values.append(float(result[1].double().mean()))
-    return np.array(values)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
+                result = jvp(objective.at, (weights,), (tangents,))
+        except NotImplementedError as error:
+            raise InvalidEstimate(
+                f"the model has no forward-mode derivative: use method='backward', or mu > 0 with privacy ({error})"
+            ) from error
+        if check_finite:
+            _check_finite(objective, result[0], index)
+        yield result[1]
 
 
 def _backward_mode(

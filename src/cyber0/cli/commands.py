@@ -17,6 +17,7 @@ from cyber0.cli.keys import keys
 from cyber0.cli.ledger import ledger
 from cyber0.cli.names import list_names
 from cyber0.cli.plot import plot
+from cyber0.cli.privacy import privacy
 from cyber0.cli.replay import replay
 from cyber0.cli.roster import admit, extend, revoke, roster, rotate
 from cyber0.cli.run import run
@@ -60,6 +61,7 @@ app.command()(data)
 app.command()(demo)
 app.command()(doctor)
 app.command()(theory)
+app.command()(privacy)
 app.command("list")(list_names)
 app.add_typer(ledger, name="ledger")
 app.add_typer(keys, name="keys")

@@ -12,12 +12,15 @@ from rich.console import Console
 from cyber0.cli.errors import keeping
 from cyber0.cli.ledger import digest_of, line
 from cyber0.cli.serve import is_loopback
+from cyber0.config import CLIP, DELTA
 from cyber0.errors import InvalidConfig, Refused
+from cyber0.extras import require
 from cyber0.network.consent import DIRECTIONS, ROUNDS, SECONDS, Limits
 from cyber0.network.handshake import refusal
 from cyber0.network.keys import certificate, channel_credentials, client_name, expiring
 from cyber0.network.log import Log, Said, check_form
 from cyber0.network.session import Outcome, run_client
+from cyber0.privacy.accounting import check_epsilon
 from cyber0.progress import Progress, duration
 from cyber0.protocol.signing import PrivateKey, private_key
 
@@ -66,6 +69,30 @@ def join(
     ] = False,
     evaluate: Annotated[
         bool, typer.Option("--evaluate", help="Evaluate on the task's test set and tell the federator.")
+    ] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep your data private: the epsilon of your data set, over all runs. Without it, votes are not.",
+            show_default=False,
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The delta of that budget, below 1 / your samples.")] = DELTA,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            help=f"The length to which each sample's slopes are clipped. \\[default: as the run says, or {CLIP:g}]",
+            show_default=False,
+        ),
+    ] = None,
+    dataset: Annotated[
+        str, typer.Option(help="The name of your data set: its budget is kept under it, whatever --state is.")
+    ] = "data",
+    accept_changed: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changed", help="Go on with what is left of the budget, though the data have changed since."
+        ),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the trained weights.")] = None,
     tls: Annotated[
@@ -134,6 +161,10 @@ def join(
         raise InvalidConfig("--name is needed: a name on the federator's roster")
     if tls is not None:
         _check_handshake(address, tls)
+    if epsilon is not None and evaluate:
+        raise InvalidConfig(
+            "--evaluate tells how the model does on your samples, which --epsilon does not cover: leave one of them out"
+        )
     options: dict[str, Any] = {
         "credentials": None if tls is None else channel_credentials(tls),
         "key": _key(tls, key),
@@ -147,6 +178,7 @@ def join(
         "index": index,
         "own_code": own_code,
         "evaluates": evaluate,
+        "privacy": _privacy(epsilon, delta=delta, clip=clip, dataset=dataset, accept_changed=accept_changed),
         "audit": audit,
         "audit_budget": audit_budget,
         "accept_lost": accept_lost,
@@ -232,6 +264,26 @@ class Where:
             self.log.say(text, rounds=commits, of=rounds, rounds_per_second=round(rate, 3))
 
 
+def _privacy(epsilon: float | None, **options: Any) -> Any:
+    """Return what the client wants of its privacy; None if it wants none. What makes no sense is refused."""
+    if epsilon is None:
+        if options["clip"] is not None:
+            raise InvalidConfig(f"--clip {options['clip']:g} is for private votes: give --epsilon with it")
+        return None
+    check_epsilon(epsilon)
+    if not 0 < options["delta"] < 1:
+        raise InvalidConfig(f"delta = {options['delta']:g}: it must be above 0, and below 1 / your samples")
+    if options["clip"] is not None and not options["clip"] > 0:
+        raise InvalidConfig(
+            f"clip = {options['clip']:g}: it must be a length above 0, as 1.0; with 0 only noise is sent"
+        )
+    require("torch", extra="train")
+    require("dp_accounting", extra="privacy")
+    from cyber0.network.private_data import PrivacyOptions
+
+    return PrivacyOptions(epsilon, state_directory() / "budgets", **options)
+
+
 def _key(tls: Path | None, key: Path | None) -> PrivateKey | None:
     if tls is not None and key is not None:
         raise InvalidConfig(f"--key {key} and --tls {tls}: with TLS the key of the certificate signs; leave --key out")
@@ -252,6 +304,7 @@ def _print(log: Log, name: str, outcome: Outcome, out: Path | None) -> None:
         facts = {"rounds": outcome.rounds, "accuracy": outcome.accuracy, "loss": outcome.loss}
         marks = {"fingerprint": f"{outcome.fingerprint:016x}", "head": outcome.head.hex()}
         marks |= {"not_audited": outcome.unaudited} if outcome.unaudited else {}
+        marks |= {} if outcome.epsilon is None else {"epsilon_spent": outcome.epsilon}
         log.say(f"{name} has ended", **facts, **marks, **({} if out is None else {"written_to": str(out)}))
         return
     console = log.console
@@ -262,6 +315,8 @@ def _print(log: Log, name: str, outcome: Outcome, out: Path | None) -> None:
         line(console, "loss", f"{outcome.loss:.4f}")
     line(console, "fingerprint", f"{outcome.fingerprint:016x}")
     line(console, "head", outcome.head.hex())
+    if outcome.epsilon is not None:
+        line(console, "epsilon spent", f"{outcome.epsilon:.3g}, of this data set in all runs")
     if outcome.unaudited:
         line(
             console, "not audited", f"{outcome.unaudited:,} rounds that were picked: the federator has lost their votes"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cyber0.errors import InvalidConfig, InvalidExport, InvalidLedger
+from cyber0.errors import InvalidConfig, InvalidExport, InvalidIdentity, InvalidLedger
 from cyber0.extras import require
 from cyber0.network.keys import federator_key
 from cyber0.network.remembered import DEFAULTS
@@ -23,6 +23,7 @@ from cyber0.printable import printable
 from cyber0.protocol import export as exports
 from cyber0.protocol.fork import forked
 from cyber0.protocol.ledger import Ledger, Memory
+from cyber0.protocol.promise import Promise
 from cyber0.protocol.records import Verdict
 from cyber0.protocol.signing import key_beside, private_key
 from cyber0.protocol.sqlite import File
@@ -120,12 +121,21 @@ def _show_parties(console: Console, run: Ledger) -> None:
         line(console, "quorum", f"{roster.quorum} of {len(roster.names)}, {roster.byzantine} of whom may lie")
     for name, key in zip(roster.names, roster.keys, strict=True):
         line(console, "client", f"{name}, {'key ' + key.hex()[:16] if key else 'no key yet'}")
+    for promised in run.promises:
+        line(console, "promise", f"{promised.client}, from round {promised.round:,} on: {_promise(promised.promise)}")
     for change in roster.pending:
         line(console, "pending", f"{change.text}, from the round after the next on")
     if run.reports:
         marks = Counter(report.fingerprint for report in run.reports)
         said = ", ".join(f"{mark:016x} by {count}" for mark, count in marks.most_common())
         line(console, "reports", f"of {len(run.reports)} clients at the end, signed: {said}")
+
+
+def _promise(promise: bytes) -> str:
+    try:
+        return Promise.from_bytes(promise).text
+    except InvalidIdentity as error:
+        return str(error)
 
 
 def _table(run: File) -> Table:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.errors import InvalidConfig, InvalidEstimate, NonFiniteLoss
-from cyber0.estimate import Losses, estimate, nonfinite_cause
+from cyber0.estimate import Losses, estimate, nonfinite_cause, sample_slopes
 from cyber0.layerwise.protocols import Scorer, implements
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
@@ -18,10 +18,12 @@ __all__ = [
     "LayerwiseEstimate",
     "Measure",
     "Precision",
+    "SampleSlopes",
     "evaluation_model",
     "in_precision",
     "is_layerwise",
     "measure_of",
+    "sample_slopes_of",
 ]
 
 Precision = Literal["float32", "mixed", "bf16"]
@@ -43,6 +45,24 @@ class Measure(Protocol):
         backend: str | Backend | None = None,
     ) -> NDArray[np.float32]:
         """Return the vote of a client: one scalar for each key."""
+        ...
+
+
+class SampleSlopes(Protocol):
+    """`cyber0.estimate.sample_slopes`, or a function that agrees with it up to rounding."""
+
+    def __call__(
+        self,
+        parameters: Parameters,
+        losses: Losses,
+        batch: Any,
+        keys: Sequence[DirectionKey],
+        *,
+        mu: float,
+        family: Family,
+        backend: str | Backend | None = None,
+    ) -> torch.Tensor:
+        """Return how the loss of each sample changes along each direction: [samples, directions]."""
         ...
 
 
@@ -94,6 +114,42 @@ class LayerwiseEstimate:
             raise NonFiniteLoss(f"the loss along direction {index} is not finite: {nonfinite_cause(parameters, batch)}")
         scale = parameters.size if family == "sphere" else 1
         return (values * (scale / len(keys))).astype(np.float32)
+
+    def sample_slopes(
+        self,
+        parameters: Parameters,
+        losses: Losses,
+        batch: Any,
+        keys: Sequence[DirectionKey],
+        *,
+        mu: float,
+        family: Family,
+        backend: str | Backend | None = None,
+    ) -> torch.Tensor:
+        """Return how the loss of each sample changes along each direction, as `cyber0.estimate.sample_slopes` does."""
+        if mu == 0:
+            parameters.settle()
+            return sample_slopes(parameters, losses, batch, keys, mu=mu, family=family, backend=backend)
+        walk = self.walk(parameters, losses, backend)
+        samples = walk.batch(batch[0][None], batch[1][None])
+        differences = [walk.differences(samples, key, mu, family) for key in keys]
+        return torch.stack(differences, dim=1) / (2 * float(np.float32(mu)))
+
+
+def sample_slopes_of(measure: Measure) -> SampleSlopes:
+    """Return the function that gives the slopes of single samples, for a way to measure.
+
+    >>> sample_slopes_of(estimate) is sample_slopes
+    True
+    """
+    if isinstance(measure, LayerwiseEstimate):
+        return measure.sample_slopes
+    if measure is estimate:
+        return sample_slopes
+    raise InvalidEstimate(
+        f"{measure!r} gives no losses of single samples, which privacy needs: use cyber0.estimate.estimate, or leave "
+        "epsilon out"
+    )
 
 
 def is_layerwise(module: Any) -> bool:

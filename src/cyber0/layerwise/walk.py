@@ -165,6 +165,18 @@ class Walk:
 
         A pending commit is applied: during the walk if the device allows that, else before it.
         """
+        difference = self.differences(batch, key, mu, family, drift)
+        return difference.view(batch.clients, -1).mean(dim=1) / (2 * float(np.float32(mu)))
+
+    def differences(
+        self,
+        batch: Batch,
+        key: DirectionKey,
+        mu: float,
+        family: Family = "gaussian",
+        drift: tuple[Sequence[DirectionKey], Any] | None = None,
+    ) -> Tensor:
+        """Return F(w + mu z) - F(w - mu z) of each sample of a batch, in float64: [samples]."""
         step = float(np.float32(mu))
         if not 0 < step < np.inf:
             raise InvalidEstimate(f"mu = {mu} must be a positive number that float32 can hold")
@@ -176,8 +188,7 @@ class Walk:
             pairs = self._loss_pairs(
                 batch, partial(perturbation_of, self.parameters, key, step, family, drift, self.backend)
             )
-        difference = pairs[0].double() - pairs[1].double()  # per sample: two losses share most digits
-        return difference.view(batch.clients, -1).mean(dim=1) / (2 * step)
+        return pairs[0].double() - pairs[1].double()  # per sample: two losses share most digits
 
     def unperturbed(self, inputs: Tensor) -> Tensor:
         """Return the scores of the unperturbed model, in the arithmetic of the walk."""

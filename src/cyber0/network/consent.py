@@ -11,6 +11,7 @@ from cyber0.network.audits import detection
 from cyber0.protocol.codec import encode
 from cyber0.protocol.messages import Committed, Vote
 from cyber0.protocol.outline import Outline
+from cyber0.protocol.promise import Promise
 from cyber0.protocol.settings import Settings
 
 __all__ = ["Limits", "terms"]
@@ -121,7 +122,13 @@ directions, and this client allows 65,536 (--max-directions)
 
 
 def terms(
-    settings: Settings, parameters: int | None, audit: float, *, secure: bool, own_code: bool = False
+    settings: Settings,
+    parameters: int | None,
+    audit: float,
+    *,
+    secure: bool,
+    own_code: bool = False,
+    promise: Promise | None = None,
 ) -> list[str]:
     """Return the terms of a run in lines, as a client sees them before it votes.
 
@@ -131,6 +138,7 @@ def terms(
         audit: The fraction of rounds that the client audits.
         secure: Whether what is sent is encrypted.
         own_code: Whether a rule that is code may be imported to learn its quorum.
+        promise: What the client promises about its privacy, if anything.
 
     >>> from cyber0.config import RunConfig
     >>> settings = Settings.of(RunConfig(clients=10, byzantine=2, rule="cwtm", rounds=100))
@@ -156,7 +164,7 @@ ledger, and are not private
         "decided by": _decision(settings, own_code),
         "finality": _finality(settings, audit, own_code),
         "audits": _audits(audit, settings.keep_votes),
-        "privacy": _privacy(settings, secure),
+        "privacy": _privacy(settings, secure, promise),
     }
     return ["the terms of this run:", *(f"  {name:13} {text}" for name, text in named.items())]
 
@@ -229,7 +237,9 @@ def _number(rounds: int) -> str:
     return "1 round" if rounds == 1 else str(rounds)
 
 
-def _privacy(settings: Settings, secure: bool) -> str:
+def _privacy(settings: Settings, secure: bool, promise: Promise | None) -> str:
+    if promise is not None:
+        return f"votes are noised before they leave ({promise.text}), against whoever reads them"
     network = "" if secure else "; without TLS also by whoever sees the network"
     if settings.keep_votes:
         return (

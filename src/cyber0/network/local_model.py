@@ -1,6 +1,7 @@
 """A client's model and data: the model that was agreed on, trained on all the data that the client has."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from cyber0.directions.select import host
 from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.estimate import full_precision
 from cyber0.layerwise.measure import LayerwiseEstimate
+from cyber0.network.private_data import PrivacyOptions, PrivateData
 from cyber0.participant import build_participant, load_task
 from cyber0.plan import CommitSequence
 from cyber0.protocol.identity import base_digest, layout_bytes, meaning_bytes
+from cyber0.protocol.promise import Promise
 from cyber0.protocol.records import to_wire
 from cyber0.replay.weights import Weights
 from cyber0.tasks import devices, partition
@@ -49,6 +52,8 @@ class LocalModel:
         task: Task | None = None,
         device: str = "auto",
         deal: str | None = None,
+        privacy: PrivacyOptions | None = None,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.agreement, self.plan, self.task = agreement, agreement.plan, task or load_task(agreement)
         self._participant = build_participant(self.task, agreement, devices.get_device(device))
@@ -60,16 +65,43 @@ class LocalModel:
         self._initial = [flat.detach().clone() for _, flat in self.parameters]
         self._commits = CommitSequence(self.plan)
         self._batches = _Batches(self.task, agreement, place, self._participant.device, deal)
-        measure = self._participant.measure
-        self._client = Client(self.parameters, self.task.losses, self._batches, self.plan, measure=measure)
+        self.private: PrivateData | None = None
+        if privacy is not None:
+            self.private = PrivateData(privacy, agreement, self._batches.inputs, self._batches.labels, notice)
+        self._client = self._new_client()
+
+    def _new_client(self) -> Client:
+        measured = self.parameters, self.task.losses
+        options: dict[str, Any] = {"measure": self._participant.measure}
+        if self.private is None:
+            return Client(*measured, self._batches, self.plan, **options)
+        return Client(*measured, self.private.batch, self.plan, **options, private=self.private.steps)
+
+    def promise(self, terms: bytes) -> Promise | None:
+        """Return what it promises for the run of these terms; None if its data are not private."""
+        if self.private is None:
+            return None
+        promised = self.private.begin(terms)
+        self._client = self._new_client()  # with the noise of this run
+        return promised
+
+    def close(self) -> None:
+        """Give the budget of its data free."""
+        if self.private is not None:
+            self.private.budget.close()
 
     @property
     def samples(self) -> int:
         """How many samples it trains on."""
         return len(self._batches.labels)
 
-    def vote(self, round: int) -> bytes:  # noqa: A002
-        """Return what it measures in a round; NaN where its loss is not finite, which is not counted."""
+    def vote(self, round: int) -> bytes | None:  # noqa: A002
+        """Return what it measures in a round; NaN where its loss is not finite, which is not counted.
+
+        A private client charges its budget first; None once that is spent.
+        """
+        if self.private is not None and not self.private.charge(round):
+            return None
         with full_precision():
             self._client.moment = self._commits.moment
             return to_wire(self._client.vote(round))

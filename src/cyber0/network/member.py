@@ -42,6 +42,7 @@ from cyber0.protocol.messages import (
     Welcome,
 )
 from cyber0.protocol.outline import Outline
+from cyber0.protocol.promise import Promise, promise_statement
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, encoded, sign
 
@@ -69,6 +70,7 @@ class Member:
         expect: The digest of the only run to take part in.
         limits: What the run may cost it.
         marks: Beside its key, in which runs that has voted; None for a key that is in the store itself.
+        promise: What it promises about its privacy, if anything, and the digest of the terms it is for.
 
     `commits` is how many commits it has applied, and `head` the last link of their chain. `is_over` says that the
     federator has ended the run for it.
@@ -94,6 +96,7 @@ class Member:
     expect: bytes | None = None
     limits: Limits = field(default_factory=Limits)
     marks: Marks | None = None
+    promise: tuple[Promise, bytes] | None = None
     bye: Bye | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
     welcomed: bool = field(default=False, init=False)  # on this stream: what came before belongs to an older one
@@ -149,6 +152,7 @@ class Member:
         self._forget_followed()
         knows = self.position is not None
         last = self.store.vote(self.store.newest) if knows and self.store.newest > self.commits else None
+        promise, promised = self._promised()
         return Hello(
             self.name,
             self.model.manifest,
@@ -166,7 +170,16 @@ class Member:
             voted=0 if last is None else last.vote.round,
             voted_link=b"" if last is None else last.link,
             voted_signature=b"" if last is None else last.signature,
+            promise=promise,
+            promise_signature=promised,
         )
+
+    def _promised(self) -> tuple[bytes, bytes]:
+        """Return what it promises about its privacy, and the signature of that."""
+        if self.promise is None:
+            return b"", b""
+        promise, terms = self.promise[0].to_bytes(), self.promise[1]
+        return promise, sign(self._key, promise_statement(terms, self.name, promise))
 
     def _forget_followed(self) -> None:
         """Forget the rounds that are not applied yet: they come again."""
@@ -434,7 +447,11 @@ class Member:
             raise Refused(f"round {number} is open, but this client has voted in round {self.store.newest}")
         if kept is None:
             mark = self.model.fingerprint() if number % self.settings.fingerprint_every == 0 else None
-            vote, head = Vote(number, self._measured(number), mark), position.head
+            scalars = self._measured(number)
+            if scalars is None:
+                self._sent = number  # its privacy budget is spent: it goes on without a vote
+                return
+            vote, head = Vote(number, scalars, mark), position.head
             kept = StoredVote(vote, head.commit, self.head, position.signature)
             self.store.save_vote(kept)
         elif kept.link != self.head:
@@ -444,7 +461,7 @@ class Member:
         self.audits.voted(number, hashlib.sha256(kept.vote.scalars).digest())
         send(self.signed(kept.vote))
 
-    def _measured(self, number: int) -> bytes:
+    def _measured(self, number: int) -> bytes | None:
         begin = monotonic()
         scalars = self.model.vote(number)
         self.limits.check_seconds(number, monotonic() - begin)

@@ -30,8 +30,8 @@ class Model(Protocol):
         """What the labels of its task mean: JSON with a digest for each part."""
         ...
 
-    def vote(self, round: int) -> bytes:  # noqa: A002
-        """Return the bytes of its vote in a round."""
+    def vote(self, round: int) -> bytes | None:  # noqa: A002
+        """Return the bytes of its vote in a round; None where it does not vote, since its privacy budget is spent."""
         ...
 
     def advance(self, first: int, scalars: bytes) -> None:

@@ -47,6 +47,7 @@ from cyber0.protocol.events import (
     Received,
     Record,
     RecordIdentity,
+    RecordPromise,
     Replay,
     Send,
 )
@@ -166,6 +167,7 @@ class Federator:
             Alarm: self._set_alarm,
             Evaluated: self._evaluated,
             RecordIdentity: self._record_identity,
+            RecordPromise: lambda effect: self.ledger.promise(effect.promised),
             HangUp: self._hang_up,
             Notice: self._show_notice,
             Patience: self._set_patience,

@@ -1,15 +1,14 @@
 """A client's side of the stream: it connects, asks, says Hello, and reconnects whenever the stream breaks."""
 
 import asyncio
-import hashlib
 import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 
@@ -30,10 +29,13 @@ from cyber0.protocol.arrival import TAKEN
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
 from cyber0.protocol.evidence import judge, with_certificates
 from cyber0.protocol.messages import Ask, Bye, FromClient, Invitation
-from cyber0.protocol.roster import canonical
+from cyber0.protocol.promise import terms_digest
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, decoded
 from cyber0.protocol.trust import vouched
+
+if TYPE_CHECKING:
+    from cyber0.network.private_data import PrivacyOptions  # which needs torch
 
 __all__ = ["Outcome", "attend", "run_client"]
 
@@ -48,7 +50,8 @@ Watch = Callable[["Member | Liar"], None]
 class Outcome:
     """How a run ended for a client: its rounds, its fingerprint, its last evaluation, the hash of its chain.
 
-    `unaudited` is how many rounds it picked to audit, whose votes the federator has lost.
+    `unaudited` is how many rounds it picked to audit, whose votes the federator has lost. `epsilon` is what its data
+    set has spent of its privacy in all runs, if it is private.
     """
 
     rounds: int
@@ -58,6 +61,7 @@ class Outcome:
     reason: str
     head: bytes = b""
     unaudited: int = 0
+    epsilon: float | None = None
 
 
 def run_client(
@@ -77,6 +81,7 @@ def run_client(
     index: int | None = None,
     own_code: bool = False,
     evaluates: bool = False,
+    privacy: "PrivacyOptions | None" = None,
     audit: float = 0.05,
     audit_budget: float = 2.0**20,
     accept_lost: bool = False,
@@ -110,6 +115,7 @@ def run_client(
         index: Which share; by default that of the client's place on the roster.
         own_code: Whether a task that the run names as `package.module:object` may be imported.
         evaluates: Whether to evaluate on the task's test samples and send the result.
+        privacy: The privacy budget of its data; by default its votes are not private.
         audit: How many rounds to decide again from their ballots: from 0, none, to 1, each before the next vote.
         audit_budget: Bytes per second that this may take, unless every round is audited.
         accept_lost: Whether to go on where the federator has lost the votes of a round, though every one is audited.
@@ -130,6 +136,7 @@ def run_client(
 
     """
     held: list[Member] = []
+    opened = ExitStack()  # the budget of its data
     allowed = limits or Limits()
 
     say = counting(notice)
@@ -141,18 +148,23 @@ def run_client(
         allowed.check(settings)
         require("torch", extra="train")
         from cyber0.network.local_model import LocalModel, load_task
+        from cyber0.network.private_data import check_terms
         from cyber0.tasks import memory
 
+        check_terms(settings.agreement, privacy)
         allowed.check_batch(settings, memory.available())
         with memory.at_most(allowed.bytes):
             chosen = task or load_task(settings.agreement, data, source, model)
             place = settings.place if index is None else index
-            trained = LocalModel(settings.agreement, place, chosen, device, deal)
-        shown: dict[str, Any] = {"secure": credentials is not None, "own_code": own_code}
+            trained = LocalModel(settings.agreement, place, chosen, device, deal, privacy, say)
+        opened.callback(trained.close)
+        terms_known = state_digest(settings, trained)
+        promise = trained.promise(terms_known)
+        shown: dict[str, Any] = {"secure": credentials is not None, "own_code": own_code, "promise": promise}
         for text in terms(settings, trained.parameters.size, audit, **shown):
             say(text)
         say(_training_on(trained.samples, len(chosen.dataset.train_labels), deal))
-        folder = None if state is None else state / f"{state_digest(settings, trained).hex()[:16]}-{name}"
+        folder = None if state is None else state / f"{terms_known.hex()[:16]}-{name}"
         _refuse_liar(folder, settings.federator, own_code)
         if folder is not None and settings.parent is not None:
             inherit_key(folder, settings.parent.run)
@@ -166,6 +178,7 @@ def run_client(
             "expect": expect,
             "limits": allowed,
             "marks": None if marks is None else Marks(marks),
+            "promise": None if promise is None else (promise, terms_known),
         }
         member = Member(*(settings, name, trained, store, evaluates, snapshot_every, key, say, audits), **options)
         held.append(member)
@@ -181,6 +194,7 @@ def run_client(
     finally:
         for member in held:
             member.store.close()
+        opened.close()
 
 
 def _check_name(name: str, settings: Settings) -> None:
@@ -201,10 +215,8 @@ def _refuse_liar(folder: Path | None, federator: bytes, own_rule: bool) -> None:
 
 def state_digest(settings: Settings, model: Model) -> bytes:
     """Return a digest of what a client knows of a run before it says Hello; its state of that run is kept under it."""
-    digests = [part.hex() for part in (model.manifest, model.base, model.meaning, settings.federator)]
-    if settings.parent is not None:  # another run under the same settings, for which it needs a folder of its own
-        digests += [settings.parent.run.hex(), settings.parent.salt.hex()]
-    return hashlib.sha256(canonical([settings.agreement.model_dump(mode="json"), *digests])).digest()
+    parts = model.manifest, model.base, model.meaning, settings.federator
+    return terms_digest(settings.agreement, *parts, settings.parent)
 
 
 def refuse_code(task: str) -> None:
@@ -246,7 +258,9 @@ def _outcome(member: Member, out: Path | None) -> Outcome:
     accuracy, loss = (None, None) if member.evaluation is None else (member.evaluation.accuracy, member.evaluation.loss)
     reason = "" if member.bye is None else member.bye.reason
     found = member.commits, member.model.fingerprint(), accuracy, loss, reason, member.head
-    return Outcome(*found, unaudited=member.audits.unaudited)
+    private = getattr(member.model, "private", None)
+    epsilon = None if private is None else private.budget.spent()
+    return Outcome(*found, unaudited=member.audits.unaudited, epsilon=epsilon)
 
 
 async def attend(

@@ -10,10 +10,23 @@ from immutables import Map
 from cyber0.errors import InvalidIdentity
 from cyber0.protocol.admission import without
 from cyber0.protocol.chain import genesis, link_statement
-from cyber0.protocol.events import Alarm, Arrived, ClientStream, Effect, HangUp, Notice, RecordIdentity, Replay, Send
+from cyber0.protocol.events import (
+    Alarm,
+    Arrived,
+    ClientStream,
+    Effect,
+    HangUp,
+    Notice,
+    RecordIdentity,
+    RecordPromise,
+    Replay,
+    Send,
+)
 from cyber0.protocol.identity import Identity, meaning_from, unpacked_layout
 from cyber0.protocol.messages import VERSION, Bye, Hello, RoundOpen, Welcome
 from cyber0.protocol.outline import Outline
+from cyber0.protocol.promise import broken, terms_digest
+from cyber0.protocol.records import Promised
 from cyber0.protocol.roster import Change
 from cyber0.protocol.signing import decoded, is_by
 from cyber0.protocol.state import State, Transition
@@ -77,17 +90,28 @@ def _refusal(state: State, event: Arrived) -> str:
         return f"it speaks version {hello.version} of the protocol: this federator speaks {VERSION}"
     if hello.name != client:
         return f"it calls itself {hello.name!r}, but its certificate says {client!r}"
-    if client in state.revoked:
-        return REVOKED if client not in state.who.in_force().places else REVOKING
-    if client not in state.who.places and client not in state.who.in_force().places:
-        return "it is not on the roster"
-    if reason := _other_key(state, client, hello.key):
+    if not _knows_more(state, hello) and (reason := _other_entry(state, client, hello.key)):
         return reason
     try:
         meaning_from(hello.meaning)
     except InvalidIdentity as error:
         return str(error)
-    return _other_layout(state, hello) or _other_run(state.identity, hello) or _other_past(state, event)
+    layout = _other_layout(state, hello)
+    return layout or _other_run(state.identity, hello) or _other_privacy(state, hello) or _other_past(state, event)
+
+
+def _knows_more(state: State, hello: Hello) -> bool:
+    """Return whether a client is to give back what the ledger lost: who is on the roster will be known after that."""
+    return state.fresh and hello.commits > state.round and _is_ours(state, hello.commits, hello.head, hello.signature)
+
+
+def _other_entry(state: State, client: str, key: bytes) -> str:
+    """Return why a client cannot take part by the roster; an empty text if it can."""
+    if client in state.revoked:
+        return REVOKED if client not in state.who.in_force().places else REVOKING
+    if client not in state.who.places and client not in state.who.in_force().places:
+        return "it is not on the roster"
+    return _other_key(state, client, key)
 
 
 def _other_layout(state: State, hello: Hello) -> str:
@@ -155,6 +179,13 @@ def _other_meaning(identity: Identity, hello: Hello) -> str:
         return ""
     differ = [f"{part} {theirs.get(part, 'none')[:16]} instead of {ours.get(part, 'none')[:16]}" for part in parts]
     return f"its labels mean something else: {', '.join(differ)}; join with the same {', '.join(parts)} as the others"
+
+
+def _other_privacy(state: State, hello: Hello) -> str:
+    settings = state.settings
+    model = hello.manifest, hello.base, hello.meaning, state.federator
+    terms = terms_digest(settings.agreement, *model, settings.parent) if hello.promise else b""
+    return broken(settings.agreement, hello.name, hello.promise, hello.promise_signature, hello.key, terms)
 
 
 def _other_past(state: State, event: Arrived) -> str:
@@ -268,6 +299,8 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     roster = Outline.of_roster(identity.roster) if event.hello.brief else identity.roster
     told = Welcome(identity.to_bytes(), state.round, roster.to_bytes(), lost=state.lost)
     effects: list[Effect] = [Send(stream, told)]
+    if promise := event.hello.promise:
+        effects.append(RecordPromise(Promised(client, state.round, promise, event.hello.promise_signature)))
     if commits < state.round:
         effects.append(Replay(stream, commits, state.round))
     effects.append(Send(stream, farewell(state) if state.is_finished else RoundOpen(state.round)))

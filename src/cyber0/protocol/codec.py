@@ -22,6 +22,7 @@ MEANING = 2**14  # bytes of a task's digests
 CHANGES = 2**16  # bytes of changes of the roster
 CERTIFICATE = 2**13  # bytes
 REASON = 1000  # characters
+PROMISE = 1024  # bytes of what a private client promises
 
 # The wire's messages bear the names of ours, field for field.
 ENVELOPES: dict[str, Any] = {
@@ -46,6 +47,8 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "signature": (lambda signature: len(signature) in (0, 64), "64 bytes, or empty"),
     "voted_link": (lambda digest: len(digest) in (0, 32), "a digest of 32 bytes, or empty"),
     "voted_signature": (lambda signature: len(signature) in (0, 64), "64 bytes, or empty"),
+    "promise": (lambda promise: len(promise) <= PROMISE, f"at most {PROMISE} bytes"),
+    "promise_signature": (lambda signature: len(signature) in (0, 64), "64 bytes, or empty"),
     "ballots": (lambda hashes: len(hashes) % 32 == 0, "hashes of 32 bytes each"),
     "anchor": (lambda anchor: len(anchor) in (0, 96), "96 bytes, or empty"),
     "rosters": (lambda rosters: len(rosters) % 40 == 0, "rounds and digests of 40 bytes together"),

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from cyber0.protocol.chain import Head
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.messages import Evaluation, FromFederator, Hello, Recalled, Vote
-from cyber0.protocol.records import Decision
+from cyber0.protocol.records import Decision, Promised
 from cyber0.protocol.roster import Change
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Received",
     "Record",
     "RecordIdentity",
+    "RecordPromise",
     "Replay",
     "Send",
 ]
@@ -114,6 +115,13 @@ class RecordIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordPromise:
+    """Write to the ledger what a client has promised about its privacy, if it is new."""
+
+    promised: Promised
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Sign the link after a decision, and write both to the ledger, durably, before any later effect.
 
@@ -174,4 +182,6 @@ class Notice:
 
 
 Event = Arrived | Received | Proposed | Left | Deadline | Impatience
-Effect = Send | Replay | RecordIdentity | Record | Adopt | Evaluated | Alarm | Patience | HangUp | Notice
+Effect = (
+    Send | Replay | RecordIdentity | RecordPromise | Record | Adopt | Evaluated | Alarm | Patience | HangUp | Notice
+)

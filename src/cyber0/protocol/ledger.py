@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from cyber0.errors import InvalidLedger
 from cyber0.protocol.chain import Anchor, Head, Seal, advance, commit_hashes, genesis
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.records import Ballot, Decision
+from cyber0.protocol.records import Ballot, Decision, Promised
 from cyber0.protocol.roster import Change, Roster
 
 __all__ = ["ExportedRun", "Ledger", "Memory", "Report", "Written"]
@@ -187,6 +187,15 @@ class Ledger(Protocol):
         """The certificates, in DER."""
         ...
 
+    def promise(self, promised: Promised) -> None:
+        """Keep what a client has promised, unless that is what it promised last."""
+        ...
+
+    @property
+    def promises(self) -> list[Promised]:
+        """What clients have promised about their privacy, in the order of rounds."""
+        ...
+
     @property
     def adopted(self) -> Roster:
         """The roster after the rounds that were imported; the first one where none were."""
@@ -252,6 +261,7 @@ class Memory:
         self._anchor: Anchor | None = None
         self._reports: dict[str, Report] = {}
         self._certificates: dict[bytes, None] = {}
+        self._promises: list[Promised] = []
 
     @property
     def identity(self) -> Identity:
@@ -370,6 +380,16 @@ class Memory:
         """As in `Ledger`."""
         return list(self._certificates)
 
+    def promise(self, promised: Promised) -> None:
+        """As in `Ledger`."""
+        if is_news(promised, self.promises):
+            self._promises.append(promised)
+
+    @property
+    def promises(self) -> list[Promised]:
+        """As in `Ledger`."""
+        return sorted(self._promises, key=lambda each: (each.round, each.client))
+
     @property
     def adopted(self) -> Roster:
         """As in `Ledger`."""
@@ -403,3 +423,9 @@ def imported_rounds(run: ExportedRun) -> Iterator[Written]:
             yield Written(decision, commit, run.link, run.signature)
         else:
             yield Written(decision, commit, None)
+
+
+def is_news(promised: Promised, known: list[Promised]) -> bool:
+    """Return whether a client promises something else than it did last."""
+    last = next((each for each in reversed(known) if each.client == promised.client), None)
+    return last is None or last.promise != promised.promise

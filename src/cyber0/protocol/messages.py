@@ -70,8 +70,9 @@ class Hello:
     `voted_signature` are the same of its last vote. `key` is the public key of its votes.
     `replayed` answers a `replay`. `layout` is the manifest itself, as the JSON whose digest it has: a client that knows
     no run sends it, compressed, so that the federator, which has no model, can write it down. `brief`: the client needs
-    of the roster only an outline, since it checks nobody's votes. `meaning` is JSON with a digest for
-    each part of the client's task that decides what a label means.
+    of the roster only an outline, since it checks nobody's votes. `meaning` is JSON with a digest for each part of the
+    client's task that decides what a label means. `promise` is what a private client promises, signed with its key by
+    `promise_signature`: see `cyber0.protocol.promise`.
     """
 
     name: str
@@ -91,6 +92,8 @@ class Hello:
     voted_link: bytes = b""
     voted_signature: bytes = b""
     brief: bool = False
+    promise: bytes = b""
+    promise_signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

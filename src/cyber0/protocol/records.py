@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cyber0.protocol.roster import Change
 
-__all__ = ["Ballot", "Decision", "Verdict", "ballots_hash", "from_wire", "prefixed", "to_wire", "u64"]
+__all__ = ["Ballot", "Decision", "Promised", "Verdict", "ballots_hash", "from_wire", "prefixed", "to_wire", "u64"]
 
 Verdict = Literal["counted", "equivocation", "late", "rejected"]
 
@@ -63,6 +63,16 @@ class Decision:
     def ballots_hash(self) -> bytes:
         """The hash of its ballots."""
         return self.lost or ballots_hash(self.ballots)
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """A promise of privacy as a ledger keeps it: whose, before which round it came, and its signature."""
+
+    client: str
+    round: int
+    promise: bytes
+    signature: bytes
 
 
 def ballots_hash(ballots: Iterable[Ballot]) -> bytes:

@@ -90,6 +90,8 @@ class Settings:
             "algorithm": "a federation trains by cyber0",
             "attack": "a liar joins a federation with --attack",
             "dropout": "in a federation clients fail by themselves",
+            "epsilon": "a client joins a federation with --epsilon, and the terms may ask for --least-noise",
+            "noise": "a client joins a federation with --epsilon, and the terms may ask for --least-noise",
         }
         for name, text in instead.items():
             if (value := getattr(config, name)) != RunConfig.model_fields[name].default:

@@ -13,8 +13,8 @@ from typing import Any, Self, cast
 from cyber0.errors import InvalidIdentity, InvalidLedger
 from cyber0.protocol.chain import Anchor, Head, Seal, advance, genesis
 from cyber0.protocol.identity import Identity, layout_bytes
-from cyber0.protocol.ledger import ExportedRun, Report, Written, check_seal, imported_rounds, prepared
-from cyber0.protocol.records import Ballot, Decision, Verdict
+from cyber0.protocol.ledger import ExportedRun, Report, Written, check_seal, imported_rounds, is_news, prepared
+from cyber0.protocol.records import Ballot, Decision, Promised, Verdict
 from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
 from cyber0.protocol.storage import Lock, check_whole, connect, copy, leave_wal, sync_folder, trust
 
@@ -93,6 +93,7 @@ LATER_FAULTS = {
         "SELECT round FROM lost WHERE typeof(ballots) != 'blob' OR length(ballots) != 32"
     ),
 }
+PROMISE = "promise:"  # the beginning of a setting that is none: what a client has promised about its privacy
 PAGE = 256  # rounds that are read at a time
 
 
@@ -339,6 +340,20 @@ class File:
         with self._writing():
             self._connection.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
 
+    def promise(self, promised: Promised) -> None:
+        """As in `Ledger`."""
+        if is_news(promised, self.promises):
+            value = {"promise": promised.promise.hex(), "signature": promised.signature.hex()}
+            self.remember({f"{PROMISE}{promised.round}:{promised.client}": value})
+
+    @property
+    def promises(self) -> list[Promised]:
+        """As in `Ledger`."""
+        return sorted(
+            (_promised(self.path, name, value) for name, value in self.settings.items() if name.startswith(PROMISE)),
+            key=lambda each: (each.round, each.client),
+        )
+
     def _changes(self, number: int, changes: Any) -> tuple[Change, ...]:
         try:
             return changes_from(_bytes(changes))
@@ -518,3 +533,11 @@ def _statements(tables: str) -> list[str]:
 
 def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else repr(value).encode()
+
+
+def _promised(path: Path, name: str, value: Any) -> Promised:
+    try:
+        number, _, client = name.removeprefix(PROMISE).partition(":")
+        return Promised(client, int(number), bytes.fromhex(value["promise"]), bytes.fromhex(value["signature"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidLedger(f"{path} is damaged: a promise cannot be read: {error}") from None

@@ -15,6 +15,7 @@ from cyber0.protocol.chain import Head, Seal, advance, done_statement, genesis, 
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import Ledger, Written
 from cyber0.protocol.ledger import Report as Said
+from cyber0.protocol.promise import check_promises
 from cyber0.protocol.records import Decision, from_wire
 from cyber0.protocol.roster import Roster
 from cyber0.protocol.signing import PublicKey, encoded, is_by, is_signed
@@ -103,6 +104,7 @@ def verify(
         _check_expected(report, ledger.identity, checker.rosters, expect)
         _check_authority(report, ledger, checker, authority)
         _check_reports(report, ledger, heads, checker.rosters)
+        _check_promises(report, ledger, checker.rosters)
         _note(report, ledger, own_rule)
     return report
 
@@ -326,6 +328,15 @@ def _check_authority(report: Report, ledger: Ledger, checker: _Checker, authorit
 def _present(rosters: list[Roster]) -> tuple[Roster, Roster]:
     """Return the roster after the last round, and what it is with the changes that are pending."""
     return rosters[-1], rosters[-1].in_force()
+
+
+def _check_promises(report: Report, ledger: Ledger, rosters: list[Roster]) -> None:
+    """Check what clients promised about their privacy. Whether they kept it cannot be seen from outside."""
+    promised = ledger.promises
+    report.findings += check_promises(promised, ledger.identity, [*rosters, rosters[-1].in_force()])
+    if promised:
+        clients = len({each.client for each in promised})
+        report.notes.append(f"{clients} clients have signed promises of privacy; that they keep them cannot be checked")
 
 
 def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: list[Roster]) -> None:

@@ -69,7 +69,7 @@ class Invitation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., settings: _Optional[bytes] = ..., federator: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key", "signature", "voted", "voted_link", "voted_signature", "brief")
+    __slots__ = ("version", "name", "manifest", "base", "commits", "head", "run", "evaluates", "replayed", "layout", "meaning", "key", "signature", "voted", "voted_link", "voted_signature", "brief", "promise", "promise_signature")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,8 @@ class Hello(_message.Message):
     VOTED_LINK_FIELD_NUMBER: _ClassVar[int]
     VOTED_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     BRIEF_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     manifest: bytes
@@ -104,7 +106,9 @@ class Hello(_message.Message):
     voted_link: bytes
     voted_signature: bytes
     brief: bool
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., voted: _Optional[int] = ..., voted_link: _Optional[bytes] = ..., voted_signature: _Optional[bytes] = ..., brief: _Optional[bool] = ...) -> None: ...
+    promise: bytes
+    promise_signature: bytes
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., manifest: _Optional[bytes] = ..., base: _Optional[bytes] = ..., commits: _Optional[int] = ..., head: _Optional[bytes] = ..., run: _Optional[bytes] = ..., evaluates: _Optional[bool] = ..., replayed: _Optional[bool] = ..., layout: _Optional[bytes] = ..., meaning: _Optional[bytes] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., voted: _Optional[int] = ..., voted_link: _Optional[bytes] = ..., voted_signature: _Optional[bytes] = ..., brief: _Optional[bool] = ..., promise: _Optional[bytes] = ..., promise_signature: _Optional[bytes] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("round", "scalars", "fingerprint", "signature")

@@ -31,7 +31,8 @@ def shape_of(config: RunConfig) -> str | None:
     if config.engine != "batched" or config.model is not None or config.invited < config.clients or config.dropout > 0:
         return None
     shared = Agreement(**config.agreement.model_dump(exclude=set(ALONE)), byzantine=0).model_dump_json()
-    return f"{shared} {config.algorithm} {config.validation} {config.data} {config.source} {config.device}"
+    others = config.algorithm, config.validation, config.data, config.source, config.device, config.is_private
+    return " ".join(map(str, (shared, *others)))
 
 
 class Ensemble:

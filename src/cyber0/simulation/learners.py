@@ -16,17 +16,20 @@ from numpy.typing import NDArray
 from cyber0.client import Client, projected
 from cyber0.directions import COMPRESSED_EPOCH, matrix
 from cyber0.estimate import estimate
+from cyber0.layerwise.batching import round_up, upload
 from cyber0.layerwise.measure import Measure
 from cyber0.layerwise.walk import Batch, Walk
 from cyber0.parameters import Parameters
 from cyber0.plan import CommitSequence, Plan
 from cyber0.simulation.population import Indices, Population
-from cyber0.simulation.slopes import derivatives, slopes
+from cyber0.simulation.private import PrivateClients
+from cyber0.simulation.slopes import derivatives, sample_slopes, slopes
 from cyber0.tasks.task import Task
 
 __all__ = ["Batched", "FedAvg", "Layered", "Learner", "Sequential", "World"]
 
 Tensor = torch.Tensor
+GRAIN = 64  # a ragged batch of a large model is filled up to a multiple of so many samples
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,6 +41,7 @@ class World:
     plan: Plan
     commits: CommitSequence
     measure: Measure = estimate
+    private: PrivateClients | None = None
 
 
 class Learner(Protocol):
@@ -73,8 +77,7 @@ class Batched:
         for epoch in range(plan.local_epochs):
             if plan.epoch(epoch) != plan.epoch(0):
                 z = self._directions(t, plan.epoch(epoch))
-            x, y = _batches(self.worlds, t, epoch, present)
-            step = slopes(self.task, self.parameters, weights, plan.mu, offsets, x, y, z) * self._scale()
+            step = self._step(t, epoch, present, weights, offsets, z)
             steps.append(step)
             if epoch + 1 < plan.local_epochs or plan.sends == "projection":
                 update = _added(update, step, z)
@@ -86,6 +89,22 @@ class Batched:
             return (update @ self._directions(t, COMPRESSED_EPOCH).mT) * scale
 
         return plan.message(steps, project, axis=1)
+
+    def _step(self, t: int, epoch: int, present: Indices, weights: Tensor, offsets: Tensor | None, z: Tensor) -> Tensor:
+        """Return the scalars of one local step: [worlds, clients, directions]."""
+        model = self.task, self.parameters, weights, self.plan.mu, offsets
+        if self.worlds[0].private is None:
+            x, y = _batches(self.worlds, t, epoch, present)
+            return slopes(*model, x, y, z) * self._scale()
+        chosen, owners = _ragged(self.worlds, t, epoch, present, each=offsets is not None)
+        x, y = _stacked([(world.population.inputs[rows], world.population.labels[rows]) for world, rows in chosen])
+        found = sample_slopes(*model, x, y, z).flatten(1, 2)
+        released: list[Tensor] = []
+        for number, world in enumerate(self.worlds):
+            private = _private(world)
+            totals = private.totals(found[number], owners[number], len(present))
+            released.append(private.released(totals, t, epoch, present))
+        return torch.stack(released)
 
     def _offsets(self, t: int, before: Tensor | None, update: Tensor, step: Tensor, z: Tensor) -> Tensor:
         """Return how far each client's model is from the global one, [worlds, clients, d], after another step."""
@@ -120,8 +139,9 @@ class Sequential:
         self._clients: list[list[Client]] = [
             [
                 Client(
-                    *(world.parameters, task.losses, _batch_of(world.population, client), world.plan),
+                    *(world.parameters, task.losses, _batch_of(world, client), world.plan),
                     measure=world.measure,
+                    private=None if world.private is None else world.private.steps_of(client),
                 )
                 for client in range(world.population.clients)
             ]
@@ -149,7 +169,7 @@ class Layered:
     def __init__(self, task: Task, worlds: Sequence[World]) -> None:
         self.rows, self.width = worlds[0].plan.rows, worlds[0].plan.directions
         self._worlds = [(world, _walk(task, world)) for world in worlds]
-        self._ahead: dict[int, tuple[int, Batch]] = {}
+        self._ahead: dict[int, tuple[int, _Owned]] = {}
 
     def votes(self, t: int, present: Indices) -> Tensor:
         """Return the votes of all clients together (Alg. 1, lines 3 to 11)."""
@@ -161,16 +181,15 @@ class Layered:
         world.parameters.defer(world.commits.commit(t, aggregate))
 
     def _votes(self, world: World, walk: Walk, t: int, present: Indices) -> Tensor:
-        plan, batches = world.plan, world.population.batches
+        plan = world.plan
         steps = [self._step(world, walk, t, 0, self._first(world, walk, t, present))]
         if len(present) == world.population.clients and plan.local_epochs == 1:
             self._ahead[id(world)] = t + 1, _batch(world, walk, t + 1, present)  # while the device is busy
         for epoch in range(1, plan.local_epochs):
-            x, y = batches(t, epoch, present)
             sent = [step.cpu().numpy() for step in steps]
             drifts = [_drift(world, t, [step[client] for step in sent]) for client in range(len(present))]
             each = [
-                self._step(world, walk, t, epoch, walk.batch(x[client : client + 1], y[client : client + 1]), drift)
+                self._step(world, walk, t, epoch, _batch(world, walk, t, present[client : client + 1], epoch), drift)
                 for client, drift in enumerate(drifts)
             ]
             steps.append(torch.cat(each))
@@ -182,24 +201,47 @@ class Layered:
 
         return plan.message(steps, project)
 
-    def _first(self, world: World, walk: Walk, t: int, present: Indices) -> Batch:
+    def _first(self, world: World, walk: Walk, t: int, present: Indices) -> "_Owned":
         """Return the batch of a round's first step, which may have been made during the round before."""
-        number, batch = self._ahead.pop(id(world), (-1, None))
-        known = batch is not None and number == t and batch.clients == len(present)
-        return batch if known and batch is not None else _batch(world, walk, t, present)
+        number, ahead = self._ahead.pop(id(world), (-1, None))
+        known = ahead is not None and number == t and len(ahead.present) == len(present)
+        return ahead if known and ahead is not None else _batch(world, walk, t, present)
 
-    def _step(self, world: World, walk: Walk, t: int, epoch: int, batch: Batch, drift: Any = None) -> Tensor:
+    def _step(self, world: World, walk: Walk, t: int, epoch: int, owned: "_Owned", drift: Any = None) -> Tensor:
         """Return the scalars of one local step of some clients that share a model: [clients, directions]."""
-        plan = world.plan
+        plan, batch = world.plan, owned.batch
         keys = plan.keys(t, plan.epoch(epoch))
-        slopes = torch.stack([walk.along(batch, key, plan.mu, plan.family, drift) for key in keys], dim=1)
-        return (slopes * ((world.parameters.size if plan.family == "sphere" else 1) / plan.directions)).float()
+        if world.private is None:
+            slopes = torch.stack([walk.along(batch, key, plan.mu, plan.family, drift) for key in keys], dim=1)
+            return (slopes * ((world.parameters.size if plan.family == "sphere" else 1) / plan.directions)).float()
+        found = [walk.differences(batch, key, plan.mu, plan.family, drift) for key in keys]
+        slopes = torch.stack(found, dim=1).div_(2 * float(np.float32(plan.mu)))
+        totals = world.private.totals(slopes, owned.owners, len(owned.present))
+        return world.private.released(totals, t, epoch, owned.present)
 
 
-def _batch(world: World, walk: Walk, t: int, present: Indices) -> Batch:
-    """Return the batch of all clients for the first step of a round."""
+@dataclass(frozen=True, eq=False, slots=True)
+class _Owned:
+    """A batch of some clients; where batches are ragged, `owners` has the place of each sample's client."""
+
+    batch: Batch
+    present: Indices
+    owners: Any = None
+
+
+def _batch(world: World, walk: Walk, t: int, present: Indices, epoch: int = 0) -> _Owned:
+    """Return the batch of some clients for a step of a round."""
     population = world.population
-    return walk.batch(*population.batches(t, 0, present), population.sizes(t, 0, present))
+    if world.private is None:
+        sizes = population.sizes(t, epoch, present)
+        return _Owned(walk.batch(*population.batches(t, epoch, present), sizes), present)
+    samples, owners = world.private.batch(t, epoch, present)
+    missing = round_up(len(samples), GRAIN) - len(samples)  # so that few shapes occur
+    samples = np.pad(samples, (0, missing), constant_values=int(population.shares[0][0]))[None]
+    rows = upload(samples, population.device)
+    batch = walk.batch(population.inputs[rows], population.labels[rows], population.lengths_of(samples))
+    filled = np.pad(owners, (0, missing), constant_values=len(present))
+    return _Owned(batch, present, upload(filled, population.device))
 
 
 def _walk(task: Task, world: World) -> Walk:
@@ -214,12 +256,48 @@ def _drift(world: World, t: int, steps: list[NDArray[np.float32]]) -> tuple[list
     return [key for commit in commits for key in commit.keys], np.concatenate([c.coefficients for c in commits])
 
 
-def _batch_of(population: Population, client: int) -> Any:
+def _batch_of(world: World, client: int) -> Any:
+    alone, population = np.array([client]), world.population
+
     def batch(t: int, epoch: int) -> tuple[Tensor, Tensor]:
-        x, y = population.batches(t, epoch, np.array([client]))
+        x, y = population.batches(t, epoch, alone)
         return x[0], y[0]
 
-    return batch
+    def poisson(t: int, epoch: int) -> tuple[Tensor, Tensor]:
+        rows = upload(_private(world).batch(t, epoch, alone)[0], population.device)
+        return population.inputs[rows], population.labels[rows]
+
+    return batch if world.private is None else poisson
+
+
+def _private(world: World) -> PrivateClients:
+    assert world.private is not None  # noqa: S101
+    return world.private
+
+
+def _ragged(
+    worlds: Sequence[World], t: int, epoch: int, present: Indices, *, each: bool
+) -> tuple[list[tuple[World, Tensor]], list[Tensor]]:
+    """Return the samples of the Poisson batches of a step, and the owner of each; those that only fill up have none.
+
+    All samples of a world in one row, [1, samples], or those of each client in a row of its own, [clients, samples].
+    """
+    drawn = [_private(world).batch(t, epoch, present) for world in worlds]
+    if each:
+        sizes = [np.bincount(owners, minlength=len(present)) for _, owners in drawn]
+    else:
+        sizes = [np.array([len(owners)]) for _, owners in drawn]
+    width = max(1, *(int(of_world.max()) for of_world in sizes))
+    chosen: list[tuple[World, Tensor]] = []
+    holders: list[Tensor] = []
+    for world, (samples, owners), counts in zip(worlds, drawn, sizes, strict=True):
+        filled = np.arange(width) < counts[:, None]
+        rows = np.full(filled.shape, world.population.shares[0][0])
+        places = np.full(filled.shape, len(present))
+        rows[filled], places[filled] = samples, owners
+        chosen.append((world, upload(rows, world.population.device)))
+        holders.append(upload(places.ravel(), world.population.device))
+    return chosen, holders
 
 
 def _added(update: Tensor | None, step: Tensor, z: Tensor) -> Tensor:
@@ -258,7 +336,11 @@ def _weights(worlds: Sequence[World]) -> Tensor:
 
 def _batches(worlds: Sequence[World], t: int, epoch: int, present: Indices) -> tuple[Tensor, Tensor]:
     """Return the batches of one local step: inputs [worlds, clients, batch, ...], labels [worlds, clients, batch]."""
-    parts = [world.population.batches(t, epoch, present) for world in worlds]
+    return _stacked([world.population.batches(t, epoch, present) for world in worlds])
+
+
+def _stacked(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of all worlds, in one tensor each; those of a single world are not copied."""
     if len(parts) == 1:
         return parts[0][0][None], parts[0][1][None]
     return torch.stack([x for x, _ in parts]), torch.stack([y for _, y in parts])

@@ -116,6 +116,7 @@ class MetricsLog:
             "rounds": simulation.rounds,
             "skipped_rounds": last["skipped"],
             **({"dropped_votes": _dropped(simulation, self._dropped)} if self._dropped else {}),
+            **({} if simulation.world.private is None else simulation.world.private.facts()),
             "seconds": last["seconds"],
             "model_fingerprint": _fingerprint(simulation),
             "data": simulation.task.dataset.source,

@@ -75,11 +75,15 @@ class Population:
 
     def sizes(self, t: int, epoch: int, present: Indices) -> NDArray[np.int64] | None:
         """Return the length of each sample of those batches, [clients, batch]; None where all of a row counts."""
+        return None if self.dataset.lengths is None else self.lengths_of(self._indices(t)[epoch, present])
+
+    def lengths_of(self, samples: Indices) -> NDArray[np.int64] | None:
+        """Return the length of each of some samples, in an array of their shape; None where all of a row counts."""
         if self.dataset.lengths is None:
             return None
         if self._sizes is None:
             self._sizes = self.dataset.lengths(self.dataset.train_inputs)
-        return self._sizes[self._indices(t)[epoch, present]]
+        return self._sizes[samples]
 
     def _indices(self, t: int) -> Indices:
         """Return the samples of round t, [local epochs, clients, batch]: `batch_indices` of each client."""

@@ -21,6 +21,7 @@ from cyber0.plan import CommitSequence, participants
 from cyber0.protocol.decide import admissible, decide, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population
+from cyber0.simulation.private import PrivateClients
 from cyber0.tasks import devices, partition
 from cyber0.tasks.evaluation import Evaluation, evaluate
 from cyber0.tasks.partition import Partition
@@ -69,9 +70,9 @@ class Simulation:
         self.participant = build_participant(self.task, config, self.device, simulated=config)
         self.parameters = self.participant.parameters
         self.population, self.validation = self._populate(config.partition if split is None else split)
-        self.world = World(
-            self.parameters, self.population, self.plan, CommitSequence(self.plan), self.participant.measure
-        )
+        private = PrivateClients(config, self.population, self.parameters.size) if config.is_private else None
+        commits, measure = CommitSequence(self.plan), self.participant.measure
+        self.world = World(self.parameters, self.population, self.plan, commits, measure, private)
         self.learner = learner_of(config, self.world)(self.task, [self.world])
         self.rounds = 0
 

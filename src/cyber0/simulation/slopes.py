@@ -4,20 +4,23 @@ Shapes: S runs, n clients each, B samples each, R directions, d parameters. `wei
 `offsets` [S, n, d] is how far each client's local model has drifted from its global one, None where none has.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
+from torch.func import grad, jvp, vmap  # pyright: ignore[reportUnknownVariableType]
 
+from cyber0.errors import InvalidEstimate
 from cyber0.estimate import call_with
 from cyber0.parameters import Parameters
 from cyber0.tasks.task import Task, cross_entropy
 from cyber0.user_code import calling
 
-__all__ = ["derivatives", "slopes"]
+__all__ = ["derivatives", "sample_slopes", "slopes"]
 
 Tensor = torch.Tensor
+LARGEST = 30.0  # the largest change of a logit for which exponentials are taken
 BUDGET = 2**26  # floats that one chunk of perturbed models and their activations may take, roughly
 
 
@@ -35,19 +38,80 @@ def slopes(
     if mu == 0:
         return derivatives(task, parameters, weights, offsets, x, y) @ z.mT
     step = float(torch.tensor(mu, dtype=torch.float32))
+    parts = [  # differences are formed per sample: two losses share most digits
+        part.mean(dim=2, dtype=torch.float64)
+        for part in _differences(task, parameters, weights, step, offsets, x, y, z)
+    ]
+    return (torch.cat(parts, dim=2) / (2 * step)).float()
+
+
+def sample_slopes(
+    task: Task,
+    parameters: Parameters,
+    weights: Tensor,
+    mu: float,
+    offsets: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+) -> Tensor:
+    """Return the derivative (mu = 0) or central difference of each sample's loss along each direction: [S, n, B, R]."""
+    if mu == 0:
+        return torch.cat(list(_tangents(task, parameters, weights, offsets, x, y, z)), dim=3)
+    step = float(torch.tensor(mu, dtype=torch.float32))
+    parts = list(_differences(task, parameters, weights, step, offsets, x, y, z))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)).div_(2 * step)
+
+
+def _differences(
+    task: Task,
+    parameters: Parameters,
+    weights: Tensor,
+    step: float,
+    offsets: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+) -> Iterator[Tensor]:
+    """Yield F(w + step z) - F(w - step z) of each sample, [S, n, B, ...], for some directions after the others."""
     if _is_logistic(task, parameters):
         difference, room = _logistic, 4 * y.numel() * parameters.manifest.entries[1].size
     else:
         models = len(y) if offsets is None else y.shape[0] * y.shape[1]
         difference, room = _any_model, 2 * z.shape[-1] * models + 8 * x.numel()
     chunk = max(1, BUDGET // room)
-    parts = [
-        difference(task, parameters, weights, step, offsets, x, y, z[:, first : first + chunk]).mean(
-            dim=2, dtype=torch.float64
-        )  # differences are formed per sample: two losses share most digits
-        for first in range(0, z.shape[1], chunk)
-    ]
-    return (torch.cat(parts, dim=2) / (2 * step)).float()
+    for first in range(0, z.shape[1], chunk):
+        yield difference(task, parameters, weights, step, offsets, x, y, z[:, first : first + chunk])
+
+
+def _tangents(
+    task: Task,
+    parameters: Parameters,
+    weights: Tensor,
+    offsets: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+) -> Iterator[Tensor]:
+    """Yield the derivatives of each sample's loss, [S, n, B, ...], for some directions after the others."""
+    losses = _losses_of(task, parameters)
+
+    def along(weights: Tensor, direction: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        def at(moved: Tensor) -> Tensor:
+            return losses(moved, x, y)
+
+        return jvp(at, (weights,), (direction,))[1]
+
+    local, axis = (weights, None) if offsets is None else (weights[:, None] + offsets, 0)
+    of_clients = vmap(vmap(vmap(along, in_dims=(None, 0, None, None)), in_dims=(axis, None, 0, 0)))
+    chunk = max(1, BUDGET // (8 * x.numel() + z.shape[-1]))
+    for first in range(0, z.shape[1], chunk):
+        try:
+            yield of_clients(local, z[:, first : first + chunk], x, y).mT.detach()
+        except NotImplementedError as error:
+            raise InvalidEstimate(
+                f"the model has no forward-mode derivative, which mu = 0 with privacy needs: use mu > 0 ({error})"
+            ) from error
 
 
 def _is_logistic(task: Task, parameters: Parameters) -> bool:
@@ -66,7 +130,9 @@ def _logistic(
 ) -> Tensor:
     """Return F(w + step z) - F(w - step z) of logistic regression, [S, n, B, R].
 
-    Logits are linear in the weights, so one product serves both.
+    Logits are linear in the weights, so one product serves both. With p the probabilities at w and a the logits of z
+    less that of the true class, F(w + step z) - F(w) = log(1 + sum of p (exp(step a) - 1)): no digits are lost, however
+    large the loss.
     """
     del task
     model: Any = parameters.module
@@ -78,10 +144,13 @@ def _logistic(
     by_class = z[..., :split].reshape(runs, count, outputs, inputs).transpose(1, 2).reshape(runs, -1, inputs)
     products = x.view(runs, n * size, inputs) @ by_class.mT
     along = products.view(runs, n, size, outputs, count) + z[..., split:].mT[:, None, None]
-    upper = torch.logsumexp(torch.add(here, along, alpha=step), dim=3)
-    lower = torch.logsumexp(torch.sub(here, along, alpha=step), dim=3)
-    chosen = along.gather(3, y[..., None, None].expand(runs, n, size, 1, count)).squeeze(3)
-    return upper.sub_(lower).sub_(chosen, alpha=2 * step)
+    along = along - along.gather(3, y[..., None, None].expand(runs, n, size, 1, count))
+    if not bool(step * along.abs().amax() < LARGEST):  # exponentials could overflow
+        upper = torch.logsumexp(torch.add(here, along, alpha=step), dim=3)
+        return upper.sub_(torch.logsumexp(torch.sub(here, along, alpha=step), dim=3))
+    odds = torch.softmax(here, dim=3)
+    upper, lower = (torch.expm1(along * sign).mul_(odds).sum(dim=3).log1p_() for sign in (step, -step))
+    return upper.sub_(lower)
 
 
 def _any_model(

@@ -176,7 +176,9 @@ class StudyFolder:
             differs = f"of which this recipe has no cell {', '.join(labels.values())!r}"
         else:
             ours = {**self._config(job), "seed": config["seed"]}
-            changes = [f"{key} = {config[key]!r}, now {ours[key]!r}" for key in ours if config[key] != ours[key]]
+            changes = [
+                f"{key} = {config.get(key)!r}, now {ours[key]!r}" for key in ours if config.get(key) != ours[key]
+            ]
             if not changes:
                 return
             differs = f"which had {', '.join(changes)}"

@@ -29,7 +29,7 @@ ESCAPES = {character: f"\\{character}" for character in "&%$#_{}"} | {
 class Grid:
     """Cells by row and column; `worst` has the cell of the least mean of each row that has several cells.
 
-    In a row that has attacks, a cell in which nobody lies is never the worst.
+    Where a study has attacks, a cell in which nobody lies is never the worst.
     """
 
     axes: list[str]
@@ -170,10 +170,10 @@ def _names(recipe: Recipe, axes: Sequence[str]) -> list[str]:
 
 
 def _attacked(recipe: Recipe, placed: Mapping[tuple[Row, str], Measured]) -> dict[tuple[Row, str], Measured]:
-    """Return the cells in which somebody lies, and all cells of a row in which nobody does."""
+    """Return the cells in which somebody lies; all of them if nobody does in any."""
     liars = [cell.labels for cell in recipe.cells() if cell.attacked]
-    rows = {place[0] for place, cell in placed.items() if cell.labels in liars}
-    return {place: cell for place, cell in placed.items() if cell.labels in liars or place[0] not in rows}
+    kept = {place: cell for place, cell in placed.items() if cell.labels in liars}
+    return kept or dict(placed)
 
 
 def _worst(placed: Mapping[tuple[Row, str], Measured]) -> dict[Row, Measured]:
