@@ -1,8 +1,9 @@
 """How much memory a step takes, by backpropagation and by ours: `python -m benchmarks.memory --model DIR --data DATA`.
 
 One client's batch of a text task, on the model in the folder DIR or of that name on the hub. Each way to train runs in
-a process of its own; its peak is what it held at most beyond what was there before the model was loaded: on a GPU by
-torch's own count, elsewhere by the operating system's. All ways have the same batch; dropout is off.
+a process of its own; its peak is what it held at most, the weights included and what was there besides them before the
+first step not: on a GPU by torch's own count, elsewhere by the operating system's. All ways have the same batch, and no
+dropout.
 """
 
 import json
@@ -63,9 +64,10 @@ def peak_of(way: str, given: Namespace) -> dict[str, Any]:
         "family": "gaussian",
         "directions": 1,
     }
-    before = _held()
     config = RunConfig(**options, **one_client, batch=given.batch, rounds=STEPS, lr=1e-9, precision=precision)
     simulation = Simulation(config.model_copy(update={"device": given.device}))
+    before = _held() - simulation.parameters.size * (2 if precision == "bf16" else 4)
+    _forget_peak()
     if way == "ours":
         for _ in simulation.play():
             pass
@@ -94,6 +96,14 @@ def _held(*, peak: bool = False) -> int:
         return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:" if peak else "VmRSS:"))
+
+
+def _forget_peak() -> None:
+    """Begin to look for the peak anew."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _apart(way: str, words: list[str]) -> dict[str, Any]:

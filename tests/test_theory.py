@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import typer
 from hypothesis import given
@@ -13,7 +14,20 @@ from typer.testing import CliRunner
 
 from cyber0.cli.theory import _measurable, theory
 from cyber0.errors import InputError, InvalidAggregation, InvalidConfig, UnknownName
-from cyber0.theory import Bound, Constants, distortion, largest_lr, least_directions, proven_kappa, theorem_2
+from cyber0.theory import (
+    Bound,
+    Constants,
+    amplification,
+    distortion,
+    largest_lr,
+    least_directions,
+    odd_variance,
+    proven_kappa,
+    theorem_2,
+)
+from cyber0.theory_as_printed import first_constants, largest_lr_1, theorem_1
+from cyber0.theory_as_printed import largest_lr as printed_lr
+from cyber0.theory_as_printed import theorem_2 as printed
 
 MNIST = {"honest": 30, "rounds": 400, "local_epochs": 1, "delta": 0.05}
 LANGUAGE = {"honest": 9, "rounds": 20_000, "local_epochs": 1, "delta": 0.05}
@@ -31,8 +45,10 @@ assumptions = st.builds(
     divergence=positive,
     average_lipschitz=positive,
     objective_lipschitz=positive,
+    gradient_variance=positive,
     numerical=positive,
 )
+OURS = {name: value for name, value in RUN.items() if name != "delta"}
 
 
 def stated(c, honest, rounds, local_epochs, directions, dimension, lr, mu, kappa, delta):
@@ -73,42 +89,99 @@ def test_more_clients_rounds_and_epochs_and_more_certainty_need_more_directions(
 
 
 @given(assumptions, steps, positive, st.floats(0.01, 1.0), st.integers(1, 1000))
-def test_the_bound_is_the_one_in_the_paper(constants, run, kappa, slowness, factor):
+def test_what_is_printed_is_the_one_in_the_paper(constants, run, kappa, slowness, factor):
     run |= {"directions": 4 * factor * least_directions(**run), "dimension": 7850, "mu": 0.1, "kappa": kappa}
-    run["lr"] = slowness * largest_lr(constants, run["local_epochs"])
-    assert theorem_2(constants, **run).total == pytest.approx(stated(constants, **run), rel=1e-6)
+    run["lr"] = slowness * printed_lr(constants, run["local_epochs"])
+    assert printed(constants, **run).total == pytest.approx(stated(constants, **run), rel=1e-6)
 
 
-@given(assumptions, st.floats(1.1, 100.0))
-def test_the_bound_grows_with_every_assumption_but_one(constants, factor):
-    """L stands in a denominator too, and a smaller L is not always better."""
-    run = {**RUN, "lr": largest_lr(Constants(gradient_lipschitz=1e4, divergence=1e8, average_lipschitz=1e4), 1)}
+@given(assumptions, st.floats(1.1, 100.0), st.integers(1, 5))
+def test_the_bound_grows_with_every_assumption(constants, factor, epochs):
+    run = {**OURS, "lr": largest_lr(Constants(gradient_lipschitz=1e4), epochs), "local_epochs": epochs}
     least = theorem_2(constants, **run).total
-    for name in ("loss_gap", "divergence", "average_lipschitz", "objective_lipschitz", "numerical"):
+    for name in ("loss_gap", "gradient_lipschitz", "divergence", "objective_lipschitz", "gradient_variance"):
         assert theorem_2(replace(constants, **{name: factor * getattr(constants, name)}), **run).total > least
 
 
+@given(assumptions, st.floats(0.01, 1.0), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.integers(1, 5))
+def test_the_bound_has_the_units_of_a_squared_gradient(constants, slowness, loss, length, epochs):
+    """Other units of loss and of length change all constants, and the bound by (loss / length)^2, no more, no less."""
+    run = {**OURS, "local_epochs": epochs, "lr": slowness * largest_lr(constants, epochs)}
+    slope = loss / length
+    scaled = Constants(
+        loss_gap=constants.loss_gap * loss,
+        gradient_lipschitz=constants.gradient_lipschitz * slope / length,
+        objective_lipschitz=constants.objective_lipschitz * slope,
+        divergence=constants.divergence * slope**2,
+        gradient_variance=constants.gradient_variance * slope**2,
+    )
+    other = {**run, "lr": run["lr"] * length / slope * (1 - 1e-12), "mu": run["mu"] * length}
+    expected = [term * slope**2 for term in theorem_2(constants, **run)]
+    assert list(theorem_2(scaled, **other)) == pytest.approx(expected, rel=1e-9)
+
+
 def test_the_bound_grows_with_liars_and_shrinks_with_directions():
-    total = theorem_2(Constants(), **RUN).total
-    for name, value in {"kappa": 4.6, "mu": 0.01, "dimension": 7851, "delta": 0.01}.items():
-        assert theorem_2(Constants(), **{**RUN, name: value}).total > total, name
-    for name, value in {"directions": 3345, "honest": 31}.items():
-        changed = theorem_2(Constants(), **{**RUN, name: value, "kappa": 0.0})
-        assert changed.variance < theorem_2(Constants(), **{**RUN, "kappa": 0.0}).variance, name
-    assert theorem_2(Constants(), **{**RUN, "directions": 3345}).total < total
+    total = theorem_2(Constants(), **OURS).total
+    for name, value in {"kappa": 4.6, "mu": 0.01, "dimension": 7851}.items():
+        assert theorem_2(Constants(), **{**OURS, name: value}).total > total, name
+    for name, value in {"directions": 3345, "honest": 31, "rounds": 401}.items():
+        assert theorem_2(Constants(), **{**OURS, name: value}).total < total, name
 
 
 def test_with_nothing_to_err_on_only_the_start_remains():
-    nothing = Constants(divergence=0.0, average_lipschitz=0.0, objective_lipschitz=0.0)
-    bound = theorem_2(nothing, **{**RUN, "kappa": 0.0, "mu": 1e-300})
-    assert bound == pytest.approx(Bound(start=1.0, drift=0.0, variance=0.0, bias=0.0))
+    nothing = Constants(divergence=0.0, objective_lipschitz=0.0, gradient_variance=0.0)
+    bound = theorem_2(nothing, **{**OURS, "kappa": 0.0, "mu": 0.0})
+    assert bound == pytest.approx(Bound(start=1.0, drift=0.0, variance=0.0, bias=0.0, byzantine=0.0))
 
 
 @given(assumptions, counts)
 def test_the_learning_rate_is_the_smaller_of_the_two(constants, epochs):
     spread = math.sqrt(constants.average_lipschitz**2 + constants.divergence)
     both = 1 / (26 * epochs * constants.gradient_lipschitz), 1 / (4 * epochs * spread)
-    assert largest_lr(constants, epochs) == pytest.approx(min(both))
+    assert printed_lr(constants, epochs) == pytest.approx(min(both))
+    assert largest_lr(constants, epochs) == pytest.approx(1 / (12 * epochs * constants.gradient_lipschitz))
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 20, 200])
+@pytest.mark.parametrize("directions", [1, 2, 7, 50])
+def test_what_the_proof_says_of_directions_on_the_sphere(dimension, directions):
+    """The largest eigenvalue of Z Z^T, and the variance of a Lipschitz odd function: by 400 draws, five errors wide."""
+    rng = np.random.default_rng([dimension, directions])
+    z = rng.normal(size=(400, dimension, directions))
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    largest = np.linalg.norm(z[..., 1:], ord=2, axis=(1, 2)) ** 2 if directions > 1 else np.zeros(400)
+    bounded = amplification(directions, dimension) * directions / dimension - 1
+    assert largest.mean() <= bounded * (1 + 1e-12) + 5 * largest.std() / 20
+    odd = np.clip(3 * z[:, 0, 0], -1, 1) / 3  # 1-Lipschitz
+    assert dimension * (odd**2).mean() <= odd_variance(dimension) + 5 * dimension * (odd**2).std() / 20
+
+
+def test_theorem_1_asks_for_as_many_directions_as_parameters():
+    run = {**RUN, "kappa": 0.5, "lr": 1e-3}
+    needed = []
+    for dimension in (100, 1000, 10_000):
+        options = {**run, "dimension": dimension}
+        enough = next(
+            nu
+            for nu in 2.0 ** np.arange(10, 40)
+            if first_constants(Constants(), **{**options, "directions": int(nu)}).condition_c <= 0.5
+        )
+        needed.append(enough / dimension)
+        theorem_1(Constants(), **{**options, "directions": int(enough)})
+        with pytest.raises(
+            InvalidConfig, match=r"^directions = \d+: condition \(c\) of Theorem 1 asks for 0.5 or less"
+        ):
+            theorem_1(Constants(), **{**options, "directions": int(enough) // 2})
+    assert max(needed) <= 4 * min(needed)
+
+
+def test_condition_a_of_theorem_1():
+    run = {**RUN, "kappa": 0.0, "directions": 10**9}
+    shape = {name: run[name] for name in ("honest", "local_epochs", "directions", "dimension")}
+    largest = largest_lr_1(Constants(), **shape)
+    assert largest == pytest.approx(math.sqrt(1 / 72))
+    with pytest.raises(InvalidConfig, match=r"^lr = .*: condition \(a\) of Theorem 1 asks for at most 0.117851"):
+        theorem_1(Constants(), **{**run, "lr": largest * 1.001})
 
 
 @given(st.sampled_from(["cwtm", "krum", "median", "geometric_median"]), st.integers(3, 100), st.data())
@@ -157,7 +230,24 @@ def test_what_is_not_proven_is_none(rule):
 )
 def test_bad_input_is_named(name, value, right):
     with pytest.raises(InvalidConfig, match=f"^{name} = .*: .*{right}"):
-        theorem_2(Constants(), **{**RUN, name: value})
+        printed(Constants(), **{**RUN, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("honest", 0, "an integer from 1"),
+        ("rounds", 0, "an integer from 1"),
+        ("directions", 0, "an integer from 1"),
+        ("dimension", 0.5, "an integer from 1"),
+        ("lr", 0.0834, r"our Theorem 2 asks for at most 0\.0833333"),
+        ("mu", -1.0, "a finite number from 0"),
+        ("kappa", math.inf, "a finite number from 0"),
+    ],
+)
+def test_bad_input_of_ours_is_named(name, value, right):
+    with pytest.raises(InvalidConfig, match=f"^{name} = .*: .*{right}"):
+        theorem_2(Constants(), **{**OURS, name: value})
 
 
 @pytest.mark.parametrize("name", Constants.__dataclass_fields__)
@@ -177,7 +267,7 @@ def test_bad_rules_are_named(arguments, error):
 
 
 def test_theory_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import cyber0.theory, cyber0.cli.theory"
+    code = "import sys; sys.modules['torch'] = None; import cyber0.theory, cyber0.theory_as_printed, cyber0.cli.theory"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -204,7 +294,7 @@ def test_the_command_for_a_run_within_the_theorems():
     result = invoke("--clients", "5", "--byzantine", "1", "--directions", "4000", "--lr", "0.1")
     assert result.exit_code == 0, result.output
     assert "4,000 directions satisfy it" in result.output
-    assert "0.1 does not satisfy it: the bound is for 0.0385" in result.output
+    assert "0.1 does not satisfy it: the bound is for 0.0833" in result.output
     assert "ratio" not in result.output
 
 

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.bench import Bench
@@ -241,6 +242,31 @@ def test_changes_of_the_roster_come_back_with_their_rounds():
     assert machine.state.roster == machine.ledger.roster == whole.roster
     assert "fay" in machine.state.who.places
     assert machine.state.who.last == 120
+
+
+@pytest.mark.parametrize(("name", "key"), [("ann", "ann's second"), ("fay", "fay")], ids=["another key", "admitted"])
+def test_whose_entry_was_lost_gives_it_back_and_is_welcome(name, key):
+    """It is not refused by a roster that is older than its entry, though it comes first."""
+    whole = played(WHOLE, {15: (Change("rotate" if name == "ann" else "admit", name, PUBLIC[key]),)})
+    machine = Restored(whole, KEPT)
+    machine.hello(name, WHOLE, key=PUBLIC[key])
+    machine.show(name, log_of(whole))
+    assert machine.state.roster == whole.roster
+    assert not machine.sent(name, Bye)
+    assert machine.sent(name, Welcome)
+
+
+def test_who_was_revoked_in_rounds_that_were_lost_gives_them_back_and_is_refused():
+    whole = played(WHOLE, {15: (Change("revoke", "ann"),)})
+    machine = Restored(whole, KEPT)
+    machine.hello("ann", WHOLE)
+    machine.show("ann", log_of(whole))
+    assert machine.state.roster == whole.roster
+    assert [bye.final for bye in machine.sent("ann", Bye)] == [True]
+    machine = Restored(whole, KEPT)
+    machine.hello("gus", WHOLE, signature=bytes(64))  # whom nobody knows, and who shows nothing
+    assert [bye.final for bye in machine.sent("gus", Bye)] == [True]
+    assert not machine.state.ahead
 
 
 def something_happens(machine, rng, holds, logs, liar):

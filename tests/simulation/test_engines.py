@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from cyber0.config import RunConfig
 from cyber0.simulation import Simulation
@@ -30,6 +31,26 @@ def test_engines_agree(scheme, mu, local_epochs, family):
     batched, sequential = (votes(engine, "mnist", **options) for engine in ("batched", "sequential"))
     assert batched.shape == (local_epochs if scheme == "unbiased" else 1, 5, 6)
     np.testing.assert_allclose(batched, sequential, rtol=0.01, atol=0.01 * np.abs(sequential).max())
+
+
+@pytest.mark.parametrize("size", [0.0, 0.5, 3.0, 30.0])  # losses of 2 to 1,000
+@pytest.mark.parametrize("local_epochs", [1, 2])
+def test_a_large_loss_costs_logistic_regression_no_digits(size, local_epochs):
+    """The sequential engine computes it in float64."""
+    measured = {}
+    for engine in ("batched", "sequential"):
+        simulation = simulate(engine=engine, mu=1e-3, lr=1e-3, local_epochs=local_epochs)
+        drawn = torch.Generator().manual_seed(0)
+        for _, flat in simulation.parameters:
+            flat.copy_(size * torch.randn(flat.shape, generator=drawn))
+        measured[engine] = simulation.votes(0, np.arange(5))
+    largest = np.abs(measured["sequential"]).max()
+    np.testing.assert_allclose(measured["batched"], measured["sequential"], rtol=1e-5, atol=1e-5 * largest)
+
+
+def test_a_huge_perturbation_of_logistic_regression_does_not_overflow():
+    batched, sequential = (votes(engine, "mnist", mu=1e3) for engine in ("batched", "sequential"))
+    np.testing.assert_allclose(batched, sequential, rtol=1e-4, atol=1e-4 * np.abs(sequential).max())
 
 
 @pytest.mark.parametrize("task", ["mnist-mlp(hidden=6)", "mnist-cnn"])

@@ -43,7 +43,7 @@ def export(
     console = Console()
     found = _played(run, model, data) if run.is_dir() else _rebuilt(console, run, model, data, device)
     classifier, prompt, length = found
-    kind = classifier.label_head.kind
+    kind = classifier.kind
     if adapter:
         export_adapter(classifier, out)
         how = f"PeftModel.from_pretrained(model, {str(out)!r})"
@@ -52,17 +52,23 @@ def export(
         how = f"pipeline('text-classification', {str(out)!r}, trust_remote_code=True)"
     else:
         export_plain(classifier, out)
-        words = {"prompt": prompt.template(kind), "words": prompt.words_of(kind)}
-        (out / "prompt.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+        if prompt is not None:
+            words = {"prompt": prompt.template(kind), "words": prompt.words_of(kind)}
+            (out / "prompt.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
         how = f"AutoModelFor{'MaskedLM' if kind == 'masked' else 'CausalLM'}.from_pretrained({str(out)!r})"
     line(console, "written to", out)
-    line(console, "classes", ", ".join(prompt.classes))
+    if prompt is not None:
+        line(console, "classes", ", ".join(prompt.classes))
     line(console, "to use it", how)
 
 
 def _classifier(agreement: Agreement, model: str | None, data: Path | None) -> tuple[Any, Any, int]:
-    """Build the classifier of a run as it was at the start, its prompt, and how many tokens a prompt has at most."""
+    """Build the model of a run as it was at the start, its prompt, and how many tokens a prompt has at most.
+
+    A model that completes texts has no prompt of a task, and no length.
+    """
     from cyber0.layerwise.measure import in_precision
+    from cyber0.tasks.text.completion import completer_of
     from cyber0.tasks.text.tasks import classifier_of
     from cyber0.tasks.trained import choose
 
@@ -71,7 +77,10 @@ def _classifier(agreement: Agreement, model: str | None, data: Path | None) -> t
         raise InvalidConfig(
             f"task = {agreement.task!r} trains no language model: only one that does can be exported so"
         )
-    classifier, prompt, length = classifier_of(agreement.task, name, agreement.seed, data)
+    if agreement.task.startswith("completion("):
+        classifier, prompt, length = completer_of(agreement.task, name, agreement.seed), None, 0
+    else:
+        classifier, prompt, length = classifier_of(agreement.task, name, agreement.seed, data)
     choose(classifier, agreement.train)
     return in_precision(classifier, agreement.precision, agreement.mu), prompt, length
 

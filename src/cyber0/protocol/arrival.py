@@ -90,11 +90,7 @@ def _refusal(state: State, event: Arrived) -> str:
         return f"it speaks version {hello.version} of the protocol: this federator speaks {VERSION}"
     if hello.name != client:
         return f"it calls itself {hello.name!r}, but its certificate says {client!r}"
-    if client in state.revoked:
-        return REVOKED if client not in state.who.in_force().places else REVOKING
-    if client not in state.who.places and client not in state.who.in_force().places:
-        return "it is not on the roster"
-    if reason := _other_key(state, client, hello.key):
+    if not _knows_more(state, hello) and (reason := _other_entry(state, client, hello.key)):
         return reason
     try:
         meaning_from(hello.meaning)
@@ -102,6 +98,20 @@ def _refusal(state: State, event: Arrived) -> str:
         return str(error)
     layout = _other_layout(state, hello)
     return layout or _other_run(state.identity, hello) or _other_privacy(state, hello) or _other_past(state, event)
+
+
+def _knows_more(state: State, hello: Hello) -> bool:
+    """Return whether a client is to give back what the ledger lost: who is on the roster will be known after that."""
+    return state.fresh and hello.commits > state.round and _is_ours(state, hello.commits, hello.head, hello.signature)
+
+
+def _other_entry(state: State, client: str, key: bytes) -> str:
+    """Return why a client cannot take part by the roster; an empty text if it can."""
+    if client in state.revoked:
+        return REVOKED if client not in state.who.in_force().places else REVOKING
+    if client not in state.who.places and client not in state.who.in_force().places:
+        return "it is not on the roster"
+    return _other_key(state, client, key)
 
 
 def _other_layout(state: State, hello: Hello) -> str:

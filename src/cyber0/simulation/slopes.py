@@ -20,6 +20,7 @@ from cyber0.user_code import calling
 __all__ = ["derivatives", "sample_slopes", "slopes"]
 
 Tensor = torch.Tensor
+LARGEST = 30.0  # the largest change of a logit for which exponentials are taken
 BUDGET = 2**26  # floats that one chunk of perturbed models and their activations may take, roughly
 
 
@@ -129,7 +130,9 @@ def _logistic(
 ) -> Tensor:
     """Return F(w + step z) - F(w - step z) of logistic regression, [S, n, B, R].
 
-    Logits are linear in the weights, so one product serves both.
+    Logits are linear in the weights, so one product serves both. With p the probabilities at w and a the logits of z
+    less that of the true class, F(w + step z) - F(w) = log(1 + sum of p (exp(step a) - 1)): no digits are lost, however
+    large the loss.
     """
     del task
     model: Any = parameters.module
@@ -141,10 +144,13 @@ def _logistic(
     by_class = z[..., :split].reshape(runs, count, outputs, inputs).transpose(1, 2).reshape(runs, -1, inputs)
     products = x.view(runs, n * size, inputs) @ by_class.mT
     along = products.view(runs, n, size, outputs, count) + z[..., split:].mT[:, None, None]
-    upper = torch.logsumexp(torch.add(here, along, alpha=step), dim=3)
-    lower = torch.logsumexp(torch.sub(here, along, alpha=step), dim=3)
-    chosen = along.gather(3, y[..., None, None].expand(runs, n, size, 1, count)).squeeze(3)
-    return upper.sub_(lower).sub_(chosen, alpha=2 * step)
+    along = along - along.gather(3, y[..., None, None].expand(runs, n, size, 1, count))
+    if not bool(step * along.abs().amax() < LARGEST):  # exponentials could overflow
+        upper = torch.logsumexp(torch.add(here, along, alpha=step), dim=3)
+        return upper.sub_(torch.logsumexp(torch.sub(here, along, alpha=step), dim=3))
+    odds = torch.softmax(here, dim=3)
+    upper, lower = (torch.expm1(along * sign).mul_(odds).sum(dim=3).log1p_() for sign in (step, -step))
+    return upper.sub_(lower)
 
 
 def _any_model(

@@ -12,6 +12,7 @@ TASKS = {
     "mnist-mlp": "cyber0.tasks.task:mnist_mlp",
     "snli": "cyber0.tasks.text.tasks:snli",
     "sst2": "cyber0.tasks.text.tasks:sst2",
+    "completion": "cyber0.tasks.text.completion:completion",
     "text-classification": "cyber0.tasks.text.tasks:text_classification",
     "trec": "cyber0.tasks.text.tasks:trec",
 }

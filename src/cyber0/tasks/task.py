@@ -253,7 +253,7 @@ def get_task(name: str | Callable[..., Task]) -> Callable[..., Task]:
     'mnist-mlp'
     >>> get_task("mnits")
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown task 'mnits': use one of mnist, mnist-cnn, mnist-mlp, ... (did you mean 'mnist'?)
+    cyber0.errors.UnknownName: unknown task 'mnits': use one of completion, mnist, ... (did you mean 'mnist'?)
     """
     return registry.resolve("task", name, TASKS)
 

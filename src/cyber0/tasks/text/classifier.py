@@ -11,6 +11,7 @@ from torch import nn
 
 from cyber0.errors import InvalidModel
 from cyber0.tasks.text.heads import Head, restrict
+from cyber0.tasks.text.prompts import Kind
 from cyber0.tasks.text.tokens import PAD, lengths, trimmed
 
 __all__ = ["Classifier"]
@@ -59,6 +60,11 @@ class Classifier(nn.Module):
         else:
             self.__dict__["top_name"] = _top_name(whole)
             self._prove()
+
+    @property
+    def kind(self) -> Kind:
+        """What it is used as: masked, causal or pooled."""
+        return self.label_head.kind
 
     @property
     def base(self) -> Any:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,11 +12,14 @@ from cyber0.extras import require
 from cyber0.tasks.text import checkpoint
 from cyber0.tasks.text.adapters import merged
 from cyber0.tasks.text.classifier import Classifier
+from cyber0.tasks.text.completer import Completer
 
 __all__ = ["export", "export_adapter", "export_pipeline", "load_weights"]
 
+Model = TypeVar("Model", Classifier, Completer)
 
-def load_weights(classifier: Classifier, path: Path | str) -> Classifier:
+
+def load_weights(classifier: Model, path: Path | str) -> Model:
     """Load the weights that a run has written, its `model.safetensors`, into a classifier; return the classifier.
 
     >>> import tempfile
@@ -47,7 +50,7 @@ embeddings.word_embeddings.weight
     return classifier
 
 
-def export(classifier: Classifier, folder: Path | str) -> Path:
+def export(classifier: Classifier | Completer, folder: Path | str) -> Path:
     """Write a folder that AutoModelForMaskedLM, AutoModelForCausalLM or AutoModel of transformers can load.
 
     Adapters are added to the weights. A pooled model's linear layer is in `classifier.safetensors`, and how the
@@ -69,7 +72,7 @@ def export(classifier: Classifier, folder: Path | str) -> Path:
     classifier.whole.config.save_pretrained(folder)
     _save_tokenizer(classifier, folder)
     safetensors.save_file(_once(classifier), folder / "model.safetensors", metadata={"format": "pt"})
-    if classifier.label_head.kind == "pooled":
+    if isinstance(classifier, Classifier) and classifier.kind == "pooled":
         layer = {name: tensor.detach().contiguous() for name, tensor in classifier.classifier.state_dict().items()}
         safetensors.save_file(layer, folder / "classifier.safetensors")
         head = classifier.label_head
@@ -125,7 +128,7 @@ def export_pipeline(classifier: Classifier, classes: Sequence[str], folder: Path
     return folder
 
 
-def export_adapter(classifier: Classifier, folder: Path | str) -> Path:
+def export_adapter(classifier: Classifier | Completer, folder: Path | str) -> Path:
     """Write the adapter of a masked or causal model as a folder of peft: `PeftModel.from_pretrained(model, folder)`.
 
     >>> import tempfile
@@ -139,7 +142,7 @@ def export_adapter(classifier: Classifier, folder: Path | str) -> Path:
     """
     folder, whole = Path(folder), classifier.whole
     known: Any = getattr(whole, "peft_config", None)
-    if not known or classifier.label_head.kind == "pooled":
+    if not known or classifier.kind == "pooled":
         why = "has a linear layer beside its adapter" if known else "was trained without an adapter"
         raise InvalidModel(f"this model {why}: export it merged, without --adapter")
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,14 +159,14 @@ def export_adapter(classifier: Classifier, folder: Path | str) -> Path:
     return folder
 
 
-def _save_tokenizer(classifier: Classifier, folder: Path, length: int | None = None) -> None:
-    tokenizer = checkpoint.get_checkpoint(classifier.whole.name_or_path, classifier.label_head.kind).tokenizer
+def _save_tokenizer(classifier: Classifier | Completer, folder: Path, length: int | None = None) -> None:
+    tokenizer = checkpoint.get_checkpoint(classifier.whole.name_or_path, classifier.kind).tokenizer
     if length is not None:
         tokenizer.model_max_length = length
     tokenizer.save_pretrained(folder)
 
 
-def _once(classifier: Classifier) -> dict[str, torch.Tensor]:
+def _once(classifier: Classifier | Completer) -> dict[str, torch.Tensor]:
     """Return the whole model's weights, tied ones once; transformers ties them again."""
     whole = classifier.whole
     tied = {name for name, _ in whole.named_parameters(remove_duplicate=False)} - dict(whole.named_parameters()).keys()

@@ -19,7 +19,7 @@ from cyber0.errors import InvalidData
 from cyber0.tasks.files import cache_directory
 from cyber0.tasks.text.prompts import Prompt
 
-__all__ = ["Rows", "few", "gathered", "locate", "read", "split"]
+__all__ = ["Rows", "few", "gathered", "lines", "locate", "path_in", "read", "split"]
 
 Row = dict[Any, Any]
 DOMAIN = 0x53484F54  # "SHOT": other draws of the same seed are independent of these
@@ -53,11 +53,11 @@ def read(path: Path, prompt: Prompt, columns: Iterable[str]) -> Rows:
     Traceback (most recent call last):
     cyber0.errors.InvalidData: ...reviews.csv, line 3: the label '3' is not one of bad, good (also written 0, 1): ...
     """
-    lines = ((f"{path}, line {number}", row) for number, row in _lines(path))
-    return gathered(lines, prompt, columns, str(path))
+    found = ((f"{path}, line {number}", row) for number, row in lines(path))
+    return gathered(found, prompt, columns, str(path))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+def lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield each row of a file, and the number of its line."""
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in (".jsonl", ".json", *DELIMITERS):

@@ -26,12 +26,11 @@ from cyber0.tasks.text.classifier import Classifier
 from cyber0.tasks.text.heads import Head
 from cyber0.tasks.text.prompts import Prompt
 from cyber0.tasks.text.rows import Rows
-from cyber0.tasks.text.tokens import encode, lengths, word_tokens
+from cyber0.tasks.text.tokens import describe_tokenizer, encode, lengths, word_tokens
 
 __all__ = ["Options", "assemble", "classifier_of", "snli", "sst2", "text_classification", "trec"]
 
 Folder = Path | str | None
-PROBE = "The QUICK brown fox's na\u00efve  caf\u00e9: 3.14 + 2,718 = ?\n\tIt was great... \U0001f98a"
 
 
 class Options(BaseModel):
@@ -245,20 +244,8 @@ def _meaning(found: Checkpoint, prompt: Prompt, head: Head, length: int) -> dict
         "labels": digest(list(prompt.classes)),
         "words": digest(words),
         "prompt": digest(prompt.template(found.kind)),
-        "tokenizer": digest(_tokenizer(found.tokenizer)),
+        "tokenizer": digest(describe_tokenizer(found.tokenizer)),
         "preprocessing": digest({"kind": found.kind, "length": length, **reading}),
-    }
-
-
-def _tokenizer(tokenizer: Any) -> dict[str, Any]:
-    """Return what a tokenizer does: its vocabulary, its special tokens, and the tokens of a text that tells it apart.
-
-    Its files may be written in several ways for the same tokens.
-    """
-    return {
-        "vocabulary": tokenizer.get_vocab(),
-        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
-        "probe": tokenizer(PROBE, verbose=False).input_ids,
     }
 
 

@@ -14,7 +14,7 @@ from cyber0.errors import UnknownName
 from cyber0.extras import require
 from cyber0.tasks.text.checkpoint import quiet
 
-__all__ = ["KINDS", "PROMPT", "data", "model", "tokenizer"]
+__all__ = ["CHAT", "KINDS", "PROMPT", "chats", "data", "model", "tokenizer"]
 
 KINDS = ("roberta", "bert", "llama", "mixtral", "encoder")
 CAUSAL = ("llama", "mixtral")
@@ -29,6 +29,10 @@ PROMPT: dict[str, Any] = {
     "labels": {"0": "bad", "1": "good"},
     "prompts": {"masked": "{text} It was{mask}.", "causal": "{text} It was", "pooled": "{text}"},
 }
+CHAT = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %} It{% endif %}{{ m['content'] }} .{% endfor %}"
+    "{% if add_generation_prompt %} It{% endif %}"
+)
 SPECIAL = {
     "bos_token": "<s>",
     "pad_token": "<pad>",
@@ -128,6 +132,28 @@ def data(folder: Path | str) -> Path:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     files = {"label": "label", "train": "train.jsonl", "test": "test.jsonl"}
     (folder / "prompt.toml").write_text(dumps({**PROMPT, "data": files}))
+    return folder
+
+
+def chats(folder: Path | str, *, messages: bool = False) -> Path:
+    """Write rows to complete, train.jsonl: prompts and completions, or the same as messages of a chat.
+
+    >>> import tempfile
+    >>> (chats(tempfile.mkdtemp()) / "train.jsonl").read_text().splitlines()[0]
+    '{"prompt": "a film it is", "completion": " dull"}'
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    answers = {"film": "dull", "story": "lovely", "plot": "awful"}
+    rows = [
+        (f"{article} {thing} {verb}", f" {answers[thing]}")
+        for article, thing, verb, _ in product(("a", "the"), answers, ("it is", "was"), range(4))
+    ]
+    with (folder / "train.jsonl").open("w") as file:
+        for prompt, answer in rows:
+            said = ({"role": "user", "content": prompt}, {"role": "assistant", "content": answer})
+            row = {"messages": said} if messages else {"prompt": prompt, "completion": answer}
+            file.write(json.dumps(row) + "\n")
     return folder
 
 

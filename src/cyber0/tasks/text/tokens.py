@@ -13,10 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from cyber0.errors import InvalidData, InvalidModel
 from cyber0.tasks.text.prompts import Kind, Piece, Prompt, pieces
 
-__all__ = ["PAD", "buckets", "encode", "lengths", "padded", "trimmed", "word_tokens"]
+__all__ = ["PAD", "buckets", "describe_tokenizer", "encode", "lengths", "padded", "trimmed", "word_tokens"]
 
 PAD = -1
 Tokens = NDArray[np.int32]
+PROBE = "The QUICK brown fox's na\u00efve  caf\u00e9: 3.14 + 2,718 = ?\n\tIt was great... \U0001f98a"
 BLOCK = 2048  # prompts that are tokenised in one call
 
 
@@ -165,3 +166,19 @@ def buckets(sizes: ArrayLike, edges: Iterable[int]) -> dict[int, NDArray[np.int6
     bounds = np.unique([*edges, int(counts.max())])
     place = np.searchsorted(bounds, counts)
     return {int(edge): np.flatnonzero(place == index) for index, edge in enumerate(bounds) if (place == index).any()}
+
+
+def describe_tokenizer(tokenizer: Any) -> dict[str, Any]:
+    """Return what a tokenizer does: its vocabulary, its special tokens, and the tokens of a text that tells it apart.
+
+    Its files may be written in several ways for the same tokens.
+
+    >>> from cyber0.tasks.text.tiny import tokenizer
+    >>> sorted(describe_tokenizer(tokenizer("llama")))
+    ['probe', 'special', 'vocabulary']
+    """
+    return {
+        "vocabulary": tokenizer.get_vocab(),
+        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "probe": tokenizer(PROBE, verbose=False).input_ids,
+    }
