@@ -327,7 +327,10 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
         >>> print(RunConfig().to_toml().splitlines()[0])
         task = "mnist"
         """
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+        written = {key: default for key, default in LATER.items() if default is not None} | self.model_dump(
+            exclude_none=True
+        )
+        return tomli_w.dumps({key: written[key] for key in type(self).model_fields if key in written})
 
 
 def canonical_rule(rule: str) -> str:
