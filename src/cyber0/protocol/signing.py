@@ -36,6 +36,14 @@ __all__ = ["PrivateKey", "PublicKey", "encoded", "is_by", "key_beside", "new_key
 PrivateKey = EllipticCurvePrivateKey | Ed25519PrivateKey
 PublicKey = EllipticCurvePublicKey | Ed25519PublicKey
 SCHEME = ECDSA(SHA256())
+SMALL = {  # points of Ed25519 by which anybody could sign, their sign bit left out
+    bytes.fromhex(point.ljust(64, "0") if len(point) < 64 else point)
+    for point in (
+        *("00", "01", "ec" + 30 * "ff" + "7f", "ed" + 30 * "ff" + "7f", "ee" + 30 * "ff" + "7f"),
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    )
+}
 
 
 def new_key() -> PrivateKey:
@@ -111,9 +119,11 @@ def encoded(key: PublicKey) -> bytes:
 
 @lru_cache(maxsize=2**14)
 def decoded(data: bytes) -> PublicKey | None:
-    """Return the public key in these bytes; None if they are none."""
+    """Return the public key in these bytes; None if they are none, or one by which anybody could sign."""
     try:
         if len(data) == 32:
+            if data[:31] + bytes([data[31] & 0x7F]) in SMALL:
+                return None
             return Ed25519PublicKey.from_public_bytes(data)
         return EllipticCurvePublicKey.from_encoded_point(SECP256R1(), data) if len(data) == 33 else None
     except (ValueError, UnsupportedAlgorithm):
