@@ -18,7 +18,9 @@ from cyber0.extras import require
 from cyber0.network.consent import DIRECTIONS, ROUNDS, SECONDS, Limits
 from cyber0.network.handshake import refusal
 from cyber0.network.keys import certificate, channel_credentials, client_name, expiring
+from cyber0.network.liars import Liar
 from cyber0.network.log import Log, Said, check_form
+from cyber0.network.member import Member
 from cyber0.network.session import Outcome, run_client
 from cyber0.privacy.accounting import check_epsilon
 from cyber0.progress import Progress, duration
@@ -219,7 +221,7 @@ class Where:
         shows = log.form == "plain" and log.console.is_terminal
         self._bar = Progress(log.console, name) if shows else None
         self._over, self._thread = threading.Event(), threading.Thread(target=self._work, daemon=True)
-        self._member: Any = None
+        self._member: Member | Liar | None = None
         self._first = (0.0, 0)  # when it was seen first, and the commits that it had brought
 
     def __enter__(self) -> "Where":
@@ -236,7 +238,7 @@ class Where:
         else:
             self._bar.__exit__(*error)
 
-    def watch(self, member: Any) -> None:
+    def watch(self, member: Member | Liar) -> None:
         """Show where a member is."""
         if self._member is None:
             self._first = (time.monotonic(), member.commits)
