@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import importlib, json, logging, os, pkgutil, signal, sys, threading, warnings
 import numpy, torch, typer
-for name in ("transformers", "pandas", "matplotlib", *FIRST):
+for name in ("transformers", "transformers.modeling_utils", "pandas", "matplotlib", *FIRST):
     try:
         importlib.import_module(name)  # what other libraries do when they are imported is their own affair
     except ImportError:

@@ -321,15 +321,15 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
         """Whether two configurations describe the same run, on whatever machines."""
         return self.agreement == other.agreement and self.simulation == other.simulation
 
-    def to_toml(self) -> str:
-        """Return the whole configuration as a recipe that runs again.
+    def to_toml(self, *, whole: bool = False) -> str:
+        """Return the configuration as a recipe that runs again; `whole` with all keys that have a value.
 
         >>> print(RunConfig().to_toml().splitlines()[0])
         task = "mnist"
         """
-        written = {key: default for key, default in LATER.items() if default is not None} | self.model_dump(
-            exclude_none=True
-        )
+        written = self.model_dump(exclude_none=True)
+        if whole:
+            written = {key: default for key, default in LATER.items() if default is not None} | written
         return tomli_w.dumps({key: written[key] for key in type(self).model_fields if key in written})
 
 

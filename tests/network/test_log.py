@@ -137,7 +137,7 @@ def test_a_client_off_a_terminal_says_where_it_is_while_nothing_happens():
 
 
 def test_the_pace_of_a_client_that_comes_back_is_not_that_of_what_it_had():
-    console, back = Console(file=io.StringIO()), SimpleNamespace(commits=5000, rounds=9000)
+    console, back = Console(file=io.StringIO()), SimpleNamespace(commits=5000, applied=0, rounds=9000)
     with Where(Log(console), "client-0", every=0.001) as where:
         where.watch(back)
         while "\n" not in console.file.getvalue():

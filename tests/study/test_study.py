@@ -171,7 +171,7 @@ def test_a_reason_that_runs_share_is_said_once(tmp_path):
     assert done.exit_code == 1
     assert done.output.count("SST-2 is not in") == done.output.count("TREC is not in") == 1
     assert "SST-2, ALIE, seed 0 and 4 more: SST-2 is not in" in done.output
-    assert done.output.endswith("10 runs failed: give the same command to try again\n")
+    assert done.output.endswith("15 runs failed: give the same command to try again\n")
 
 
 @pytest.mark.parametrize(

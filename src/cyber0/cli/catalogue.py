@@ -105,7 +105,7 @@ def entries(kind: str) -> list[Entry]:
     """Return every name of a kind.
 
     >>> [entry.name for entry in entries("partitions")]
-    ['dirichlet', 'iid', 'shards']
+    ['dirichlet', 'iid', 'shards', 'shuffled']
     >>> entries("partitions")[2].options
     'per_client=2'
     """

@@ -100,7 +100,7 @@ def run(
     given = {name: value for name, value in options.items() if value is not None}
     config = _configuration(recipe, given, out, resume)
     if print_config:
-        typer.echo(config.to_toml(), nl=False)
+        typer.echo(config.to_toml(whole=True), nl=False)
         return
     require("torch", extra="train")
     if keep not in (None, "votes"):

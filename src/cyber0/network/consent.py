@@ -146,7 +146,7 @@ def terms(
     ...     print(line)
     the terms of this run:
       task          mnist, 7,850 parameters
-      step          64 directions, sphere, 1 local epoch, batch 64, mu 0.001, lr 0.01, constant
+      step          64 directions, sphere, 1 local epoch, batch 64, mu 0.001, lr 0.01, constant, plain steps
       rounds        100, about 694 bytes each, 69,400 in all
       decided by    cwtm, of 10 clients 2 may lie, 7 votes decide a round
       finality      a commit is final once 7 of 10 invited clients have voted after it: the quorum is 7; for clients \

@@ -64,7 +64,7 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "verdict": (lambda verdict: verdict in get_args(Verdict), f"one of {', '.join(get_args(Verdict))}"),
     "reason": (lambda reason: len(reason) <= REASON, f"at most {REASON} characters"),
 }
-CHECKED = {kind: [(name, *RIGHT[name]) for name in names if name in RIGHT] for kind, names in FIELDS.items()}
+CHECKED = {kind: [name for name in names if name in RIGHT] for kind, names in FIELDS.items()}
 
 
 def encode(message: FromClient | FromFederator) -> bytes:
@@ -128,8 +128,8 @@ def _decode(data: bytes, limit: int, envelope: wire.ToFederator | wire.ToClient,
     for name in OPTIONAL.get(kind, ()):
         if not part.HasField(name):
             values[name] = None
-    for name, is_right, what in CHECKED[kind]:
-        value = values[name]
+    for name in CHECKED[kind]:
+        value, (is_right, what) = values[name], RIGHT[name]
         if value is not None and not is_right(value):
             raise RejectedMessage(f"{kind}.{name} = {repr(value)[:80]} must be {what}")
     return OURS[kind](**values)
