@@ -6,6 +6,7 @@ of the aggregate and what the attack reports. The run's own `metrics.jsonl` stay
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ __all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "Trackio", "WandB", "
 PER_RUN = ("round", "client", "data", "data_sha256", "loss_function", "dropped", "samples")
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """What all trackers share. A subclass writes to one library, by `start`, `log`, `note` and `finish`.
 
     Args:
@@ -99,21 +100,21 @@ class Tracker(Callback):
             self._open = False
             self.finish()
 
+    @abstractmethod
     def start(self, config: dict[str, Any], name: str, before: str | None, rounds: int) -> str:
         """Begin a run, or go on with the one called `before` after so many rounds; return what it is called."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, numbers: dict[str, float], step: int) -> None:
         """Log numbers at a round."""
-        raise NotImplementedError
 
+    @abstractmethod
     def note(self, key: str, text: str) -> None:
         """Note a text about the run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """End the run."""
-        raise NotImplementedError
 
 
 class TensorBoard(Tracker):

@@ -106,8 +106,7 @@ class Classifier(nn.Module):
 
     def numbers_per_token(self) -> int:
         """Return how many numbers a layer holds at once for each token, roughly."""
-        config = self.whole.config
-        return 2 * getattr(config, "intermediate_size", 0) + WIDE * getattr(config, "hidden_size", 0)
+        return numbers_per_token(self.whole)
 
     def tokens_at_once(self) -> int:
         """Return how many tokens `forward` takes at a time."""
@@ -115,10 +114,7 @@ class Classifier(nn.Module):
 
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
         """Return the arguments of the transformers model; PAD becomes a token it knows, which attention leaves out."""
-        pad = getattr(self.whole.config, "pad_token_id", None)
-        ids = torch.where(tokens == PAD, 0 if pad is None or pad < 0 else pad, tokens).long()
-        given: dict[str, Any] = {"input_ids": ids, "attention_mask": (tokens != PAD).long()}
-        return given | ({"use_cache": False} if self.label_head.kind == "causal" else {})
+        return arguments(self.whole, tokens) | ({"use_cache": False} if self.label_head.kind == "causal" else {})
 
     def read(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Return the scores [batch, classes] from the last hidden states [batch, length, hidden] of `base`."""
@@ -165,3 +161,15 @@ def _zeros(inputs: int, classes: int) -> nn.Linear:
         for parameter in layer.parameters():
             parameter.zero_()
     return layer
+
+
+def numbers_per_token(whole: Any) -> int:
+    """Return how many numbers a layer of a transformers model holds at once for each token, roughly."""
+    return 2 * getattr(whole.config, "intermediate_size", 0) + WIDE * getattr(whole.config, "hidden_size", 0)
+
+
+def arguments(whole: Any, tokens: Tensor) -> dict[str, Any]:
+    """Return the arguments of a transformers model; PAD becomes a token it knows, which attention leaves out."""
+    pad = getattr(whole.config, "pad_token_id", None)
+    ids = torch.where(tokens == PAD, 0 if pad is None or pad < 0 else pad, tokens).long()
+    return {"input_ids": ids, "attention_mask": (tokens != PAD).long()}

@@ -10,7 +10,7 @@ from torch import nn
 
 from cyber0.errors import InvalidModel
 from cyber0.layerwise.modules import SignPair
-from cyber0.tasks.text.classifier import AT_ONCE, WIDE
+from cyber0.tasks.text.classifier import AT_ONCE, arguments, numbers_per_token
 from cyber0.tasks.text.prompts import Kind
 from cyber0.tasks.text.tokens import PAD, lengths, trimmed
 
@@ -131,8 +131,7 @@ class Completer(nn.Module):
 
     def numbers_per_token(self) -> int:
         """Return how many numbers a layer holds at once for each token, roughly."""
-        config = self.whole.config
-        return 2 * getattr(config, "intermediate_size", 0) + WIDE * getattr(config, "hidden_size", 0)
+        return numbers_per_token(self.whole)
 
     def tokens_at_once(self) -> int:
         """Return how many tokens `forward` takes at a time."""
@@ -140,9 +139,7 @@ class Completer(nn.Module):
 
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
         """Return the arguments of the transformers model; PAD becomes a token it knows, which attention leaves out."""
-        pad = getattr(self.whole.config, "pad_token_id", None)
-        ids = torch.where(tokens == PAD, 0 if pad is None or pad < 0 else pad, tokens).long()
-        return {"input_ids": ids, "attention_mask": (tokens != PAD).long(), "use_cache": False}
+        return arguments(self.whole, tokens) | {"use_cache": False}
 
 
 def _check_logits(whole: Any) -> None:
