@@ -2,11 +2,15 @@
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from hypothesis import settings
+
+typer.testing._get_command = cache(typer.main.get_command)  # which takes 20 times as long as most commands
 
 EXAMPLES = int(os.environ.get("CYBER0_EXAMPLES", "40"))
 settings.register_profile("cyber0", deadline=None, derandomize=True, max_examples=EXAMPLES)
