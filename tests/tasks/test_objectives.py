@@ -130,9 +130,27 @@ def test_several_words_of_one_token_need_one_forward_pass_and_no_vocabulary(fold
         make(CASES["several words"][0], folder / "long", "auto", str(folder / "roberta"))
 
 
-def test_completions_of_t5_have_the_loss_of_transformers(folder):
-    task = make(COMPLETION, folder / "chats", "auto", str(folder / "t5"))
-    plain = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "t5")
+@pytest.fixture(scope="module")
+def others(folder):
+    """Models with a decoder whose positions are not those of T5: learned ones, and buckets of another kind."""
+    known = tiny.tokenizer("t5")
+    tokens = {"vocab_size": len(known), "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    bart = transformers.BartConfig(d_model=8, encoder_layers=1, decoder_layers=1, **heads, **tokens)
+    umt5 = transformers.UMT5Config(
+        d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=1, **tokens
+    )
+    for model in (transformers.BartForConditionalGeneration(bart), transformers.UMT5ForConditionalGeneration(umt5)):
+        model.save_pretrained(folder / type(model).__name__[:4].lower())
+        known.save_pretrained(folder / type(model).__name__[:4].lower())
+    return folder
+
+
+@pytest.mark.parametrize("model", ["t5", "bart", "umt5"])
+def test_completions_of_a_decoder_have_the_loss_of_transformers(others, model):
+    folder = others
+    task = make(COMPLETION, folder / "chats", "auto", str(folder / model))
+    plain = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / model)
     inputs = torch.as_tensor(task.dataset.test_inputs)
     with torch.no_grad():
         for row, (loss, _) in zip(inputs, task.build(0)(inputs), strict=True):

@@ -29,6 +29,7 @@ ENDS: dict[str, Kind] = {
     "ForCausalLM": "causal",
     "LMHeadModel": "causal",
     "ForConditionalGeneration": "seq2seq",
+    "MTModel": "seq2seq",
 }
 POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
@@ -161,7 +162,7 @@ def _check_config(config: Any, name: str) -> None:
             "use the model it was made of, with --precision bf16 to save memory"
         )
     both = config.is_encoder_decoder and not named.endswith("EncoderModel")
-    if both and not named.endswith("ForConditionalGeneration"):
+    if both and not named.endswith(("ForConditionalGeneration", "MTModel")):
         raise InvalidModel(
             f"{name} is a {named}, with an encoder and a decoder but without output embeddings: save it by its class "
             "...ForConditionalGeneration, or its encoder alone by ...EncoderModel, where transformers has them"

@@ -92,12 +92,30 @@ class RelativeBias(nn.Module):
 
 
 def teach_relative_bias(whole: nn.Module) -> None:
-    """Let a walk perturb the relative positions of T5 and its kin, whose attention shares them among all samples."""
+    """Let a walk perturb the relative positions of T5 and its kin, whose attention shares them among all samples.
+
+    A model that computes them in another way stays as it is; it is measured in whole copies.
+    """
     for module in list(whole.modules()):
         own: Any = getattr(module, "relative_attention_bias", None)
-        if isinstance(own, nn.Embedding) and callable(getattr(module, "compute_bias", None)):
-            module.add_module("relative_attention_bias", RelativeBias(own))
-            module.__dict__["compute_bias"] = MethodType(_compute_bias, module)
+        before = _probed(module) if isinstance(own, nn.Embedding) else None
+        if before is None:
+            continue
+        module.add_module("relative_attention_bias", RelativeBias(own))
+        module.__dict__["compute_bias"] = MethodType(_compute_bias, module)
+        after = _probed(module)
+        if after is None or not torch.equal(before, after):
+            module.add_module("relative_attention_bias", own)
+            del module.__dict__["compute_bias"]
+
+
+def _probed(module: Any) -> Tensor | None:
+    """Return the bias of a few positions; None if it is not computed in the way of T5."""
+    try:
+        with torch.no_grad():
+            return module.compute_bias(3, 5)
+    except (AttributeError, TypeError):
+        return None
 
 
 def _compute_bias(
