@@ -131,9 +131,9 @@ class Writer(nn.Module):
             inside = torch.arange(tokens.shape[1], device=tokens.device) < begin
             hidden = decoded(self.whole, arguments(self.whole, torch.where(inside, tokens, PAD)), targets)
             return self.head_module()(hidden.float() * self.logit_scale, targets)
-        hidden = self.whole.base_model(**arguments(self.whole, tokens), use_cache=False).last_hidden_state.float()
+        hidden = self.whole.base_model(**arguments(self.whole, tokens), use_cache=False).last_hidden_state
         before = (places - 1).clamp(min=0)[..., None].expand(-1, -1, hidden.shape[-1])
-        return self.head_module()(hidden.gather(1, before), targets)
+        return self.head_module()(hidden.gather(1, before).float(), targets)
 
     def sizes(self, rows: Tensor) -> Tensor:
         """Return how many values of each row are not padding."""
