@@ -71,7 +71,7 @@ class LayerwiseEstimate:
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
     >>> task = mnist_mlp(source="embedded", hidden=4)
     >>> parameters = Parameters.of(task.build(0))
-    >>> batch = torch.rand(5, 784), torch.zeros(5, dtype=torch.int64)
+    >>> batch = torch.linspace(0, 1, 3920).view(5, 784), torch.zeros(5, dtype=torch.int64)
     >>> options = {"keys": [DirectionKey(seed=1, round=0)], "mu": 1e-3, "family": "sphere"}
     >>> walked = LayerwiseEstimate()(parameters, cross_entropy, batch, **options)
     >>> np.allclose(walked, estimate(parameters, cross_entropy, batch, **options), rtol=1e-3, atol=1e-2)
