@@ -46,6 +46,7 @@ Positive = Annotated[int, Field(ge=1)]
 LATER = {
     "step_rule": "plain",
     "train": "all",
+    "blocks": 1,
     **dict.fromkeys(("clip", "least_noise", "epsilon", "delta", "noise")),
 }  # keys that earlier versions had not: left out of what is written if as it was then
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
@@ -100,6 +101,9 @@ class Agreement(Options):
     train: str = Field(
         default="all",
         description="What of the model: e.g. head, last(layers=2)+head, all-embeddings, encoder.layer.5.*.",
+    )
+    blocks: Annotated[int, Field(ge=1, le=2**16)] = Field(
+        default=1, description="A round moves one of so many blocks of the model, in turn; 1: all of it."
     )
     clients: Annotated[int, Field(ge=1, lt=2**32)] = Field(
         default=40, description="How many clients there are (the paper's n)."
@@ -216,6 +220,7 @@ class Agreement(Options):
             schedule=_parsed(parse_schedule, self.schedule),
             horizon=self.horizon,
             step_rule=_parsed(parse_step_rule, self.step_rule),
+            blocks=self.blocks,
         )
 
 
@@ -310,6 +315,9 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
             raise ValueError(f"engine = {self.engine!r} sends scalars alone, and FedAvg sends weights: use 'batched'")
         if self.algorithm == "fedavg" and self.plan.step_rule.normalises:
             raise ValueError(f"step_rule = {self.step_rule!r} is for algorithm = 'cyber0': FedAvg sends no scalars")
+        if self.blocks > 1 and (self.algorithm == "fedavg" or self.is_private):
+            other = "algorithm = 'fedavg' moves all weights" if self.algorithm == "fedavg" else "privacy is simulated"
+            raise ValueError(f"blocks = {self.blocks}: {other} in every round; leave blocks out")
         return self
 
     @property
