@@ -9,7 +9,7 @@ EXTRAS ?= train,text,study,ray,flower,privacy
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/cyber0/*/_*.c)
+.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/cyber0/*/_*.[ch])
 	@echo "Setting up .venv (once; a minute or two) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cyber0 needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv

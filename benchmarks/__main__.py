@@ -9,6 +9,7 @@ for name in (
     "attacks",
     "simulation",
     "ledger",
+    "replay",
     "recovery",
     "network",
     "links",
