@@ -11,6 +11,8 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from benchmarks.measure import Row, report
 from cyber0.directions import DirectionKey, native
 from cyber0.directions.key import Family, pack
+from cyber0.directions.select import get_backend
 
 COMMAND = "python -m benchmarks.replay"
 SIZE, COMMITS, REPEATS = 2**20, 64, 9
@@ -107,10 +110,37 @@ def _row(family: str, bf16: bool, rates: dict[str, float], ours: float, theirs: 
     }
 
 
+def gpu(size: int = 355_000_000) -> list[Row]:
+    """On a CUDA device: passes of some commits, beside a copy of the same weights."""
+    import torch
+
+    from benchmarks.references import interleaved, median
+
+    found: list[Row] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = torch.zeros(size, device="cuda", dtype=dtype)
+        backend, other = get_backend("triton", weights.device), torch.empty_like(weights)
+        works: dict[str, Any] = {"copy": lambda other=other, weights=weights: other.copy_(weights)}
+        families: tuple[Family, ...] = ("rademacher", "gaussian")
+        cases = [(family, commits) for family in families for commits in (1, 8, 32)]
+        for family, commits in cases:
+            works[f"{family} {commits}"] = partial(backend.fold, weights, packed(family, 0)[:commits], 0)
+        times = interleaved(works, 3, 0.05)
+        for family, commits in cases:
+            ms, copy = (median(times, name) * 1e3 for name in (f"{family} {commits}", "copy"))
+            row = {"family": family, "weights": str(dtype).removeprefix("torch."), "commits in a pass": commits}
+            rates = {"times a copy": ms / copy, "G coordinates/s": size * commits / ms / 1e6}
+            found.append({**row, "ms a pass": ms, **rates})
+    return found
+
+
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--before", type=Path, help="an earlier build of cyber0.directions._stream")
     given = parser.parse_args(arguments)
+    if find_spec("triton") is not None:
+        report("replay_gpu", gpu(), COMMAND)
+        return
     before = None if given.before is None else native.declared(ctypes.CDLL(str(given.before)))
     report("replay_cpu", rows(before), COMMAND)
 
