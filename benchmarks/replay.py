@@ -19,9 +19,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Row, report
+from cyber0.config import Agreement
 from cyber0.directions import DirectionKey, native
 from cyber0.directions.key import Family, pack
 from cyber0.directions.select import get_backend
+from cyber0.parameters import Parameters
+from cyber0.protocol.identity import Identity
+from cyber0.protocol.ledger import Memory
+from cyber0.protocol.records import Decision
+from cyber0.replay import rebuild
 
 COMMAND = "python -m benchmarks.replay"
 SIZE, COMMITS, REPEATS = 2**20, 64, 9
@@ -110,6 +116,33 @@ def _row(family: str, bf16: bool, rates: dict[str, float], ours: float, theirs: 
     }
 
 
+def whole_runs() -> list[Row]:
+    """A model of the size of all-MiniLM-L6-v2, rebuilt on all cores; from that, how long 40,000 rounds take."""
+    cases: list[tuple[Family, int]] = [("rademacher", 4000), ("gaussian", 400), ("sphere", 200)]
+    found: list[Row] = []
+    for family, rounds in cases:
+        weights = {"embeddings": np.zeros((30522, 384), dtype=np.float32)}
+        weights |= {f"layer-{layer}": np.zeros((4620, 384), dtype=np.float32) for layer in range(6)}
+        parameters, ledger = Parameters(weights), Memory()
+        agreement = Agreement(clients=1, byzantine=0, directions=1, family=family, rounds=rounds)
+        ledger.found(Identity.of(agreement, ["ann"], parameters))
+        for number in range(rounds):
+            ledger.append(Decision(number, np.float32(0.1 + number / rounds).tobytes(), ()))
+        begin, busy = time.perf_counter(), time.process_time()
+        rebuild(ledger, parameters)
+        wall, busy = time.perf_counter() - begin, time.process_time() - busy
+        row = {
+            "family": family,
+            "weights": parameters.size,
+            "rounds": rounds,
+            "seconds": wall,
+            "processor seconds": busy,
+        }
+        minutes = {"by the clock": wall, "by the processor, on two cores": busy / 2}
+        found.append(row | {f"40,000 rounds, minutes {how}": s / rounds * 4e4 / 60 for how, s in minutes.items()})
+    return found
+
+
 def gpu(size: int = 355_000_000) -> list[Row]:
     """On a CUDA device: passes of some commits, beside a copy of the same weights."""
     import torch
@@ -143,6 +176,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         return
     before = None if given.before is None else native.declared(ctypes.CDLL(str(given.before)))
     report("replay_cpu", rows(before), COMMAND)
+    report("replay_runs_cpu", whole_runs(), COMMAND)
 
 
 if __name__ == "__main__":
