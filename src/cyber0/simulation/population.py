@@ -32,7 +32,7 @@ def on_device(dataset: Dataset, device: torch.device) -> tuple[torch.Tensor, tor
 class Population:
     """All clients' data in the memory of one device, and the batches they draw from it.
 
-    The last `byzantine` clients are liars; `corrupt_labels` is what they do to their labels, if anything.
+    The last `byzantine` clients are liars; `corrupt_labels` and `corrupt_samples` are what they do to their data.
     """
 
     dataset: Dataset
@@ -43,6 +43,7 @@ class Population:
     seed: int
     device: torch.device
     corrupt_labels: Callable[[Any, int], Any] | None = None
+    corrupt_samples: Callable[[Any, Any, int | None], tuple[Any, Any]] | None = None
     _drawn: dict[int, Indices] = field(default_factory=dict[int, Indices], init=False)
     _sizes: Any = field(default=None, init=False)
 
@@ -54,6 +55,11 @@ class Population:
                 raise InvalidAttack("labels of this task are not classes: an attack on labels needs classes")
             labels[held] = self.corrupt_labels(labels[held], self.dataset.classes)
         self.inputs, *self.test = on_device(self.dataset, self.device)
+        if self.corrupt_samples is not None and self.byzantine:
+            held = np.concatenate(self.shares[-self.byzantine :])
+            poisoned = self.corrupt_samples(self.dataset.train_inputs[held], labels[held], self.dataset.classes)
+            self.inputs, labels[held] = self.inputs.clone(), poisoned[1]  # others share what is on the device
+            self.inputs[upload(held, self.device)] = torch.as_tensor(poisoned[0]).to(self.device)
         self.labels = torch.as_tensor(labels).to(self.device)
         self._samples = np.concatenate(self.shares)
         self._counts = np.array([len(share) for share in self.shares])
