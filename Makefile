@@ -44,6 +44,7 @@ bench: .venv/ready  ## measure speed as ratios to a peer in the same run; writes
 docs: .venv/ready  ## build the documentation into site/
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group docs
 	@$(BIN)/python scripts/generate_reference.py
+	@$(BIN)/python scripts/notebooks.py --pages
 	@$(BIN)/zensical build --clean
 	@echo "Look at it: $(BIN)/python -m http.server --directory site 8000, then http://127.0.0.1:8000 (search needs HTTP)"
 
