@@ -14,25 +14,29 @@ OPTIONS = {"source": "embedded", "clients": 8, "byzantine": 2, "directions": 8, 
 OPTIONS |= {"rounds": 4, "evaluate_every": 2}
 
 
+TASK = cyber0.get_task("mnist")(source="embedded")
+
+
 def simulation(attack, **options):
-    return Simulation(cyber0.RunConfig(**OPTIONS, attack=attack, **options))
+    return Simulation(cyber0.RunConfig(**OPTIONS, attack=attack, **options), TASK)
 
 
 def held_by(run, liars):
+    """Return inputs and labels of the liars, or of the others."""
     shares = run.population.shares
-    return np.concatenate(shares[-2:] if liars else shares[:-2])
+    return run.population.samples(torch.from_numpy(np.concatenate(shares[-2:] if liars else shares[:-2])))
 
 
 def test_only_liars_train_on_the_trigger():
     run, honest = simulation("backdoor(target=7, fraction=0.25, size=4, value=2.5)"), simulation("none")
-    assert torch.equal(run.population.inputs[held_by(run, False)], honest.population.inputs[held_by(run, False)])
-    assert torch.equal(run.population.labels[held_by(run, False)], honest.population.labels[held_by(run, False)])
-    own = held_by(run, True)
-    images = run.population.inputs[own].reshape(-1, 28, 28)
-    marked = (images[:, -4:, -4:] == 2.5).all(dim=(1, 2))
-    assert int(marked.sum()) == round(0.25 * len(own))
-    assert (run.population.labels[own][marked] == 7).all()
-    assert torch.equal(run.population.inputs[own][~marked], honest.population.inputs[own][~marked])
+    for ours, theirs in zip(held_by(run, False), held_by(honest, False), strict=True):
+        assert torch.equal(ours, theirs)
+    inputs, labels = held_by(run, True)
+    marked = (inputs.reshape(-1, 28, 28)[:, -4:, -4:] == 2.5).all(dim=(1, 2))
+    assert int(marked.sum()) == round(0.25 * len(labels))
+    assert (labels[marked] == 7).all()
+    assert torch.equal(inputs[~marked], held_by(honest, True)[0][~marked])
+    assert run.population.inputs is honest.population.inputs  # runs that are played together share the rest
 
 
 def test_success_is_how_often_the_trigger_makes_another_class_the_target():
@@ -80,13 +84,12 @@ def test_engines_meet_the_same_poisoned_samples():
 
 def test_features_get_noise_of_the_deviation():
     run, honest = simulation("feature-noise(deviation=2.0)"), simulation("none")
-    own = held_by(run, True)
-    difference = run.population.inputs[own] - honest.population.inputs[own]
-    assert abs(float(difference.std()) - 2.0) < 0.01
-    assert torch.equal(run.population.labels, honest.population.labels)
+    (inputs, labels), (clean, known) = held_by(run, True), held_by(honest, True)
+    assert abs(float((inputs - clean).std()) - 2.0) < 0.01
+    assert torch.equal(labels, known)
     assert run.evaluate().attack_success is None
     other = simulation("feature-noise(deviation=2.0)", seed=1)
-    assert not torch.equal(other.population.inputs[held_by(other, True)][:9], run.population.inputs[own][:9])
+    assert not torch.equal(held_by(other, True)[0][:9], inputs[:9])
 
 
 @pytest.mark.parametrize(
