@@ -21,9 +21,10 @@ from cyber0.network.consent import Limits, terms
 from cyber0.network.handshake import speaks_tls
 from cyber0.network.liars import Liar
 from cyber0.network.log import Level, Said, counting
-from cyber0.network.member import Member, check_version
+from cyber0.network.member import Member
 from cyber0.network.model import Model
 from cyber0.network.store import Marks, Store, inherit_key
+from cyber0.network.welcome import check_version
 from cyber0.printable import printable
 from cyber0.protocol.arrival import TAKEN
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode, size_limit
