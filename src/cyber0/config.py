@@ -284,8 +284,12 @@ class MachineOptions(Options):
     data: str | None = Field(default=None, description="The folder of the data files.")
     source: str = Field(default="auto", description="Where the data come from: auto, embedded, or the full set's name.")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
-    engine: Literal["batched", "sequential"] = Field(
-        default="batched", description="All clients at once, or one by one."
+    engine: Literal["batched", "sequential", "ray", "ray-batched"] = Field(
+        default="batched",
+        description="All clients at once, or one by one; on Ray actors, shares of them one by one, or at once.",
+    )
+    actors: Positive | None = Field(
+        default=None, description="How many Ray actors; one for each GPU or core if not given."
     )
     evaluate_every: Positive = Field(default=10, description="Rounds from one evaluation to the next.")
 
@@ -305,6 +309,10 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        if self.actors is not None and not self.engine.startswith("ray"):
+            raise ValueError(f"actors = {self.actors} are for engine = 'ray' or 'ray-batched', not {self.engine!r}")
+        if self.algorithm == "fedavg" and self.engine.startswith("ray"):
+            raise ValueError(f"engine = {self.engine!r} sends scalars alone, and FedAvg sends weights: use 'batched'")
         if self.algorithm == "fedavg" and self.plan.step_rule.normalises:
             raise ValueError(f"step_rule = {self.step_rule!r} is for algorithm = 'cyber0': FedAvg sends no scalars")
         if self.blocks > 1 and (self.algorithm == "fedavg" or self.is_private):
