@@ -10,6 +10,7 @@ for name in (
     "simulation",
     "spread",
     "ledger",
+    "replay",
     "recovery",
     "network",
     "links",

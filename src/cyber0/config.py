@@ -271,7 +271,7 @@ class SimulationOptions(Options):
                 raise ValueError(f"alpha = {self.alpha} and partition = {self.partition!r}: give alpha once")
         elif name.strip() == "dirichlet" and self.alpha is None:
             object.__setattr__(self, "alpha", ALPHA)
-        elif name.strip() in ("iid", "shards", "shuffled") and self.alpha is not None:
+        elif name.strip() in ("iid", "natural", "shards", "shuffled") and self.alpha is not None:
             raise ValueError(
                 f"alpha = {self.alpha} is for partition = 'dirichlet', not {self.partition!r}: leave it out"
             )

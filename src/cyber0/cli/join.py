@@ -30,6 +30,7 @@ from cyber0.threads import share_of_cores
 
 __all__ = ["join", "state_directory"]
 
+MOVED = 0.5  # seconds from one move of the bar to the next
 EVERY, LONGEST = 20.0, 3600.0  # seconds from one line that says where a client is to the next, and at most
 
 
@@ -236,17 +237,15 @@ class Where:
         self._first = (0.0, 0)  # when it was seen first, and the commits that it had brought
 
     def __enter__(self) -> "Where":
-        if self._bar is None:
-            self._thread.start()
-        else:
+        if self._bar is not None:
             self._bar.__enter__()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._over.set()
-        if self._bar is None:
-            self._thread.join()
-        else:
+        self._thread.join()
+        if self._bar is not None:
             self._bar.__exit__(*error)
 
     def watch(self, member: Member | Liar) -> None:
@@ -254,10 +253,16 @@ class Where:
         if self._member is None:
             self._first = (time.monotonic(), member.commits)
         self._member = member
-        if self._bar is not None:
-            self._bar.update(member.commits, total=member.rounds)
+        self._show()
+
+    def _show(self) -> None:
+        """Move the bar, also while a member applies many rounds."""
+        if self._bar is not None and self._member is not None:
+            self._bar.update(self._member.commits, total=self._member.rounds)
 
     def _work(self) -> None:
+        while self._bar is not None and not self._over.wait(MOVED):
+            self._show()
         pause, begin, last = self.every, 0.0, None
         while not self._over.wait(pause):
             if self._member is None:
@@ -265,7 +270,6 @@ class Where:
             if last is None:
                 begin, last = self._first[0], self._first
             now, commits, rounds = time.monotonic(), self._member.commits, self._member.rounds
-            commits = max(commits, self._member.applied)
             text, rate = f"{self.name} has {commits:,} of {rounds:,} rounds", 0.0
             if commits > last[1]:
                 rate = (commits - last[1]) / (now - last[0])

@@ -201,8 +201,9 @@ def _introduce(console: Console, simulation: Any, first: Mapping[str, Any]) -> N
 def _evaluation(line: Mapping[str, Any]) -> str:
     """Return an evaluation in a few words; a task without classes has no accuracy, a model that diverged no loss."""
     accuracy = "" if line.get("accuracy") is None else f"accuracy {line['accuracy']:.1%}, "
+    success = f", attack success {line['attack_success']:.1%}" if "attack_success" in line else ""
     loss = "not a number" if line["loss"] is None else f"{line['loss']:.3f}"
-    return f"{accuracy}loss {loss}, {line['bytes_up_per_client'] / 1e3:,.1f} kB sent"
+    return f"{accuracy}loss {loss}{success}, {line['bytes_up_per_client'] / 1e3:,.1f} kB sent"
 
 
 def _print(console: Console, values: dict[str, str]) -> None:
@@ -211,7 +212,7 @@ def _print(console: Console, values: dict[str, str]) -> None:
 
 
 def _readable(name: str, value: Any) -> str:
-    if "accuracy" in name:
+    if "accuracy" in name or "success" in name:
         return "none: the task has no classes" if value is None else f"{value:.2%}"
     if name.startswith("bytes"):
         return f"{value / 1e3:,.1f} kB" if value >= 1e3 else f"{value:,.6g} bytes"

@@ -108,8 +108,13 @@ class Source(Protocol):
         """Write both signs of the rows `ids` of a matrix to `plus` and `minus`, [*ids.shape, width]."""
         ...
 
-    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
-        """Return the layer norm of x, or its root-mean-square norm if not `centred`, by halves of the batch."""
+    def norm(
+        self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool, residual: Tensor | None = None
+    ) -> Tensor:
+        """Return the layer norm of x, or its root-mean-square norm if not `centred`, by halves of the batch.
+
+        With a `residual` it is the norm of their sum, which may be written over x.
+        """
         ...
 
 
@@ -230,8 +235,10 @@ class TorchSource:
         plus.copy_(up[inverse])
         minus.copy_(down[inverse])
 
-    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
-        out = torch.empty_like(x)
+    def norm(
+        self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool, residual: Tensor | None = None
+    ) -> Tensor:
+        out = torch.empty_like(x) if residual is None else x.add_(residual)
         half = len(x) // 2
         for sign, part in enumerate((slice(None, half), slice(half, None))):
             out[part] = normed(x[part], weight[sign], None if bias is None else bias[sign], eps, centred=centred)
@@ -289,7 +296,10 @@ class Unperturbed:
         plus.copy_(parameter.detach()[ids])
         minus.copy_(plus)
 
-    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
+    def norm(
+        self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool, residual: Tensor | None = None
+    ) -> Tensor:
+        x = x if residual is None else x.add_(residual)
         return normed(x, weight[0], None if bias is None else bias[0], eps, centred=centred)
 
 

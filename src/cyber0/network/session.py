@@ -367,6 +367,7 @@ class _Session:
     async def _talk(self, channel: ClientChannel) -> str:
         member = self.member or await self._invited(channel)
         channel.put(encode(member.hello()))
+        self.watch(member)
         await self._work(member, channel)
         if member.is_over:
             with suppress(TimeoutError):

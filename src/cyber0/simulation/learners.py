@@ -97,7 +97,7 @@ class Batched:
             x, y = _batches(self.worlds, t, epoch, present)
             return slopes(*model, x, y, z) * self._per_world(t, self._scale)
         chosen, owners = _ragged(self.worlds, t, epoch, present, each=offsets is not None)
-        x, y = _stacked([(world.population.inputs[rows], world.population.labels[rows]) for world, rows in chosen])
+        x, y = _stacked([world.population.samples(rows) for world, rows in chosen])
         found = sample_slopes(*model, x, y, z).flatten(1, 2)
         released: list[Tensor] = []
         for number, world in enumerate(self.worlds):
@@ -250,7 +250,7 @@ def _batch(world: World, walk: Walk, t: int, present: Indices, epoch: int = 0) -
     missing = round_up(len(samples), GRAIN) - len(samples)  # so that few shapes occur
     samples = np.pad(samples, (0, missing), constant_values=int(population.shares[0][0]))[None]
     rows = upload(samples, population.device)
-    batch = walk.batch(population.inputs[rows], population.labels[rows], population.lengths_of(samples))
+    batch = walk.batch(*population.samples(rows), population.lengths_of(samples))
     filled = np.pad(owners, (0, missing), constant_values=len(present))
     return _Owned(batch, present, upload(filled, population.device))
 
@@ -281,7 +281,7 @@ def _batch_of(world: World, client: int) -> Any:
 
     def poisson(t: int, epoch: int) -> tuple[Tensor, Tensor]:
         rows = upload(_private(world).batch(t, epoch, alone)[0], population.device)
-        return population.inputs[rows], population.labels[rows]
+        return population.samples(rows)
 
     return batch if world.private is None else poisson
 

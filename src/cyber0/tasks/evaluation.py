@@ -16,12 +16,16 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The mean loss of a model on some samples, its accuracy where there are classes, and the metrics of the user."""
+    """The mean loss of a model on some samples, its accuracy where there are classes, and the metrics of the user.
+
+    `attack_success` is how often an attack with a goal, such as a backdoor, reaches it.
+    """
 
     loss: float
     accuracy: float | None
     metrics: Mapping[str, float]
     samples: int
+    attack_success: float | None = None
 
 
 def evaluate(

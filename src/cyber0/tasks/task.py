@@ -45,7 +45,7 @@ DIGITS = {
     "preprocessing": digest({"scale": 1 / 255, "mean": MEAN, "deviation": DEVIATION, "shape": [784]}),
 }
 MEASURED = (  # columns of a history, which metrics must not replace
-    *("round", "accuracy", "loss", "votes", "skipped", "seconds"),
+    *("round", "accuracy", "loss", "attack_success", "votes", "skipped", "seconds"),
     *(f"{unit}_{way}_per_client" for unit in ("scalars", "bytes") for way in ("up", "down")),
 )
 MIXED = 0.05  # of the largest output: a change beyond it is no matter of rounding, not even in half precision
@@ -290,7 +290,7 @@ def get_task(name: str | Callable[..., Task]) -> Callable[..., Task]:
     'mnist-mlp'
     >>> get_task("mnits")
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown task 'mnits': use one of completion, mnist, ... (did you mean 'mnist'?)
+    cyber0.errors.UnknownName: unknown task 'mnits': use one of cifar10, completion, ... (did you mean 'mnist'?)
     """
     return registry.resolve("task", name, TASKS)
 
