@@ -17,7 +17,7 @@ from cyber0.cli.track import Track, tracking
 from cyber0.config import Agreement, MachineOptions, Options, RunConfig, SimulationOptions
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
-from cyber0.progress import Progress
+from cyber0.progress import Pace, Progress
 
 __all__ = ["run", "with_options"]
 
@@ -156,6 +156,7 @@ class _Shown(Callback):
     def __init__(self, console: Console, progress: Progress, *, introduce: bool) -> None:
         self.console, self.progress, self.introduce = console, progress, introduce
         self.latest, self.begun = "", False
+        self._pace = Pace(console, progress.total)
 
     def before_run(self, run: Any) -> None:  # noqa: ARG002
         """Take note that the run was not refused."""
@@ -163,6 +164,7 @@ class _Shown(Callback):
 
     def after_round(self, run: Any, round: Any) -> None:  # noqa: A002, ARG002
         """Advance the display."""
+        self._pace.round()
         self.progress.update(round.number + 1, self.latest)
 
     def after_evaluation(self, run: Any, evaluation: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from cyber0.protocol.decide import admissible, decide, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population
 from cyber0.simulation.private import PrivateClients
+from cyber0.simulation.spread import Spread
 from cyber0.tasks import devices, partition
 from cyber0.tasks.evaluation import Evaluation, evaluate
 from cyber0.tasks.partition import Partition
@@ -75,7 +76,12 @@ class Simulation:
         private = PrivateClients(config, self.population, self.parameters.size) if config.is_private else None
         commits, measure = CommitSequence(self.plan), self.participant.measure
         self.world = World(self.parameters, self.population, self.plan, commits, measure, private)
-        self.learner = learner_of(config, self.world)(self.task, [self.world])
+        if config.engine.startswith("ray"):
+            self.learner: Learner | Spread = Spread(
+                config, self.world, {"task": task, "attack": attack, "split": split}
+            )
+        else:
+            self.learner = learner_of(config, self.world)(self.task, [self.world])
         self.rounds = 0
 
     def play(self) -> Iterator[Round]:
@@ -85,6 +91,8 @@ class Simulation:
             self.rounds += 1
             yield played
         self.parameters.settle()
+        if isinstance(self.learner, Spread):
+            self.learner.close()
 
     def play_round(self, t: int) -> Round:
         """Play one round (Alg. 1)."""
@@ -139,8 +147,10 @@ class Simulation:
         else:
             for t, aggregate in voted:
                 self.learner.advance(self.world, t, aggregate)
-        for _, aggregate in voted:
+        for t, aggregate in voted:
             self.memory = aggregation.after(self.rule, self.memory, aggregate)
+            if isinstance(self.learner, Spread):
+                self.learner.note(t, aggregate)
         self.rounds += len(aggregates)
 
     def evaluate(self) -> Evaluation:

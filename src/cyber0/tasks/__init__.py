@@ -16,6 +16,8 @@ TASKS = {
     "sst2": "cyber0.tasks.text.tasks:sst2",
     "completion": "cyber0.tasks.text.completion:completion",
     "text-classification": "cyber0.tasks.text.tasks:text_classification",
+    "text-regression": "cyber0.tasks.text.regression:text_regression",
+    "token-classification": "cyber0.tasks.text.tagging:token_classification",
     "trec": "cyber0.tasks.text.tasks:trec",
 }
 """The tasks that have a name: where the function is that makes each, imported only when the task is asked for."""
