@@ -1,7 +1,7 @@
 # Each target needs `make` and `python3` and nothing else: the first one run creates .venv from pinned constraints.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS ?= train,text,study,ray,flower,privacy
+EXTRAS ?= train,text,study,ray,flower,privacy,data
 
 .PHONY: help demo test check style bench docs clean
 .DEFAULT_GOAL := help
@@ -9,12 +9,13 @@ EXTRAS ?= train,text,study,ray,flower,privacy
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
+# Modules are compiled when they are first imported: most of them never are.
 .venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/cyber0/*/_*.[ch])
 	@echo "Setting up .venv (once; a minute or two) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cyber0 needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation \
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt --no-build-isolation \
 		-e '.[$(EXTRAS)]' --group dev
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps byzfl==0.0.11  # a reference in tests
 	@touch $@
@@ -44,6 +45,7 @@ bench: .venv/ready  ## measure speed as ratios to a peer in the same run; writes
 docs: .venv/ready  ## build the documentation into site/
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group docs
 	@$(BIN)/python scripts/generate_reference.py
+	@$(BIN)/python scripts/notebooks.py --pages
 	@$(BIN)/zensical build --clean
 	@echo "Look at it: $(BIN)/python -m http.server --directory site 8000, then http://127.0.0.1:8000 (search needs HTTP)"
 

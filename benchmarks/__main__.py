@@ -8,6 +8,7 @@ for name in (
     "aggregation",
     "attacks",
     "simulation",
+    "spread",
     "ledger",
     "replay",
     "recovery",

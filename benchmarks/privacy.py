@@ -23,7 +23,7 @@ from cyber0.privacy.client_steps import PrivateSteps, system_noise
 from cyber0.privacy.mechanism import Mechanism
 from cyber0.simulation import Simulation
 
-REPEATS = 15
+REPEATS = 101
 SIMULATED: dict[str, Any] = {"source": "embedded", "partition": "iid", "rounds": 10**6}
 
 

@@ -1,11 +1,19 @@
+"""What all tests share. CYBER0_EXAMPLES=1000 gives each property that many examples, unless it names a number."""
+
 import json
+import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from hypothesis import settings
 
-settings.register_profile("cyber0", deadline=None, derandomize=True, max_examples=60)
+typer.testing._get_command = cache(typer.main.get_command)  # which takes 20 times as long as most commands
+
+EXAMPLES = int(os.environ.get("CYBER0_EXAMPLES", "40"))
+settings.register_profile("cyber0", deadline=None, derandomize=True, max_examples=EXAMPLES)
 settings.load_profile("cyber0")
 
 

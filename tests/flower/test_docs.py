@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from cyber0.cli import app
 
 pytest.importorskip("flwr")
 
@@ -32,6 +35,8 @@ def given():
 def understood(command):
     env = os.environ | {"COLUMNS": "400", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     program, *words = command.split()
+    if program == "cyber0":
+        return CliRunner().invoke(app, [*words, "--help"], env=env).stdout
     shown = subprocess.run([BIN / program, *words, "--help"], env=env, capture_output=True, text=True, check=True)
     return shown.stdout
 

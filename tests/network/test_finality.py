@@ -11,7 +11,7 @@ from tests.network.two_faces import TwoFaces
 from cyber0.protocol import audit, catching_up
 from cyber0.protocol.signing import is_by
 
-SEEDS = int(os.environ.get("CYBER0_SEEDS", "200"))
+SEEDS = int(os.environ.get("CYBER0_SEEDS", "100"))
 
 
 @pytest.fixture(autouse=True)

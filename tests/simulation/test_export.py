@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tests.processes import CONTEXT
 from typer.testing import CliRunner
 
 from cyber0.cli import app
@@ -18,6 +19,7 @@ from cyber0.replay import Weights, rebuild
 from cyber0.simulation import Simulation
 from cyber0.simulation.export import Record, from_folder, recorded
 from cyber0.simulation.run import run
+from cyber0.study import engines
 from cyber0.study.folder import StudyFolder
 from cyber0.study.recipe import Recipe
 from cyber0.study.study import study
@@ -201,7 +203,8 @@ def test_what_cannot_be_exported_is_said(tmp_path):
         Record(simulation)
 
 
-def test_a_study_keeps_its_runs_where_its_recipe_says_so(tmp_path, tiny_texts):
+def test_a_study_keeps_its_runs_where_its_recipe_says_so(tmp_path, tiny_texts, monkeypatch):
+    monkeypatch.setattr(engines, "get_context", lambda _: CONTEXT)
     config = tiny_texts("roberta")
     base = {**TEXT, "lr": 0.01, "model": "someone/tiny"}
     here = {"data": config.data, "model": config.model, "device": "cpu"}

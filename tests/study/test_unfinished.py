@@ -214,7 +214,7 @@ def found(folder):
 
 def test_a_study_killed_and_stopped_ends_like_one_that_was_not(tmp_path):
     (tmp_path / "recipe.toml").write_text(Recipe.of(KEYS).to_toml())
-    command = ["-m", "cyber0", "study", str(tmp_path / "recipe.toml"), "--jobs", "2", "--out"]
+    command = ["-m", "cyber0", "study", str(tmp_path / "recipe.toml"), "--jobs", "1", "--out"]
     out, alone = tmp_path / "out", tmp_path / "alone"
     code, _, killed = stopped([*command, str(out)], out / "unfinished", 3, signal.SIGKILL)
     assert code == -signal.SIGKILL
@@ -223,7 +223,7 @@ def test_a_study_killed_and_stopped_ends_like_one_that_was_not(tmp_path):
     assert "runs under way up to their last evaluation. Give the same command to go on" in said
     assert not list(out.glob("runs/*.json"))
     processes.run([*command, str(out)], capture_output=True, check=True)
-    study(Recipe.of(KEYS), alone, jobs=2)
+    study(Recipe.of(KEYS), alone, jobs=1)
     for name, lines in interrupted.items():
         ours, theirs = (json.loads((folder / "runs" / f"{name}.json").read_text()) for folder in (out, alone))
         assert [line["seconds"] for line in ours["lines"][: len(lines)]] == [line["seconds"] for line in lines]

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ from cyber0.network.session import Outcome, run_client
 from cyber0.privacy.accounting import check_epsilon
 from cyber0.progress import Progress, duration
 from cyber0.protocol.signing import PrivateKey, private_key
+from cyber0.threads import share_of_cores
 
 __all__ = ["join", "state_directory"]
 
@@ -44,6 +46,14 @@ def join(
         typer.Option(help="The language model on this machine: a hub id or a folder. \\[default: as the run says]"),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads to compute on. \\[default: all cores; beside the federator, on one machine, its share]",
+            show_default=False,
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -192,6 +202,7 @@ def join(
         "snapshot_every": snapshot_every,
         "give_up": give_up,
         "out": out,
+        "threads": _threads(threads, shared=is_loopback(address)),
     }
     lines = Log(Console(), form)
     for text in [] if tls is None else expiring(tls):
@@ -268,6 +279,11 @@ class Where:
                 text += f", and waits for the next one for {duration(now - begin)}"
                 pause = min(2 * pause, LONGEST)
             self.log.say(text, rounds=commits, of=rounds, rounds_per_second=round(rate, 3))
+
+
+def _threads(given: int | None, *, shared: bool) -> Callable[[int], int | None]:
+    """Return how many threads to compute on, of the number of clients: as given, or a share of a machine they share."""
+    return lambda clients: given or (share_of_cores(clients) if shared else None)
 
 
 def _privacy(epsilon: float | None, **options: Any) -> Any:

@@ -158,8 +158,9 @@ class Layout:
         return self.places[id(parameter)]
 
     def frozen(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a frozen tensor, in the type of the arithmetic."""
-        if parameter.dtype == dtype or not isinstance(parameter, torch.nn.Parameter):  # a block's copy
+        """Return a tensor that is not moved, in the type of the arithmetic; one that other rounds move is not kept."""
+        copied = not isinstance(parameter, torch.nn.Parameter)  # by a module that runs as a block
+        if parameter.dtype == dtype or copied or parameter.requires_grad:
             return parameter.detach().to(dtype)
         kept = id(parameter), dtype
         if kept not in self._frozen:

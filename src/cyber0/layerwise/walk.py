@@ -203,12 +203,17 @@ class Walk:
 
     def model(self, inputs: Tensor) -> Tensor:
         """Call the unperturbed module in the arithmetic of the walk, to evaluate it."""
+        outputs = self.call(self.module, inputs)
+        return outputs if self.handlers is None else outputs.float()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that runs the module, unperturbed, in the arithmetic of the walk."""
         self.parameters.check_settled()
         if self.handlers is None:
             with torch.no_grad(), whole_model.in_arithmetic(self.device, self.arithmetic):
-                return self.module(inputs)
+                return function(*arguments)
         with torch.no_grad(), self._patched(SignPair(Unperturbed(), self.arithmetic, 0, unperturbed=True), padded=True):
-            return self.module(inputs).float()
+            return function(*arguments)
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """Return the losses [2, samples] of a micro-batch, at w + mu z and at w - mu z."""

@@ -18,12 +18,12 @@ from cyber0.network.log import Said
 from cyber0.network.model import Model
 from cyber0.network.store import Marks, Store, StoredVote
 from cyber0.network.stored_position import position_facts, position_from
+from cyber0.network.welcome import check_invited, check_version, identity_of
 from cyber0.protocol.catching_up import Forked, Position, Step, follow
 from cyber0.protocol.chain import Head, done_statement, vote_statement
 from cyber0.protocol.evidence import fork
-from cyber0.protocol.identity import Identity, meaning_from, packed_layout
+from cyber0.protocol.identity import Identity, packed_layout
 from cyber0.protocol.messages import (
-    VERSION,
     Audit,
     Bye,
     CatchUp,
@@ -46,7 +46,7 @@ from cyber0.protocol.promise import Promise, promise_statement
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, encoded, sign
 
-__all__ = ["Member", "Model", "check_version"]
+__all__ = ["Member", "Model"]
 
 Send = Callable[[FromClient], None]
 AT_ONCE = 256  # rounds that are applied between two looks at how far a client is
@@ -252,9 +252,13 @@ class Member:
         """Check that the run is the one it was invited to, or that it has been in before, and store which it is."""
         check_version(welcome.version)
         if self.position is None:
-            identity = self._identity(welcome)
+            identity = identity_of(welcome)
             self._check_wanted(identity)
-            self._check_invited(identity)
+            if self.expect not in (None, identity.digest):
+                raise Refused(
+                    f"the federator welcomes to run {identity.digest.hex()}: this client was told to expect another"
+                )
+            check_invited(identity, self.settings, self.model)
             self._check_marks(identity)
             self.store.save_run(welcome.identity, welcome.roster)
             self.position = Position.start(identity)
@@ -264,7 +268,7 @@ class Member:
             raise Refused(self._other_run(hashlib.sha256(welcome.identity).digest()))
         elif isinstance(self.position.roster, Outline) and not self._is_brief:
             held = self.commits
-            self._know_roster(self._identity(welcome))
+            self._know_roster(identity_of(welcome))
             if self.commits < held:
                 return [self.hello()]  # what its own log does not tell is to come from the federator
         self.welcomed, self._replayed = True, False
@@ -276,13 +280,6 @@ class Member:
         """Refuse an outline of the roster where this client checks votes: nobody's key is in it."""
         if isinstance(identity.roster, Outline) and not self._is_brief:
             raise Refused("the federator does not show who is on the roster: this client cannot check votes")
-
-    @staticmethod
-    def _identity(welcome: Welcome) -> Identity:
-        try:
-            return Identity.from_bytes(welcome.identity, welcome.roster, outlined=True)
-        except InvalidIdentity as error:
-            raise Refused(f"the federator welcomes to a run that cannot be used: {error}") from None
 
     def _know_roster(self, identity: Identity) -> None:
         """Take the whole roster in place of an outline, since this client is to check votes by now.
@@ -322,30 +319,6 @@ class Member:
                     f"{marks.folder} cannot be written ({error.strerror}): if the state in {self.store.folder} is "
                     "lost, this key could vote twice in one round, which accuses it"
                 )
-
-    def _check_invited(self, identity: Identity) -> None:
-        """Refuse a run that is not what the invitation said, or not with this client's model and key."""
-        if self.expect not in (None, identity.digest):
-            raise Refused(
-                f"the federator welcomes to run {identity.digest.hex()}: this client was told to expect another"
-            )
-        model, expected = self.model, self.settings
-        roster = identity.roster
-        checks = {
-            "agreement": identity.agreement == expected.agreement and identity.protocol > 1,
-            "roster": not roster.pending,
-            "byzantine": roster.byzantine == expected.agreement.byzantine,
-            "rounds": roster.rounds == expected.agreement.rounds,
-            "quorum": _is_code(expected, identity) or roster.quorum == expected.quorum,
-            "keep_votes": identity.keep_votes == expected.keep_votes,
-            "parent": identity.parent == expected.parent,
-            "model": (identity.manifest, identity.base) == (model.manifest.hex(), model.base.hex()),
-            "meaning of labels": identity.meaning == meaning_from(model.meaning),
-            "key of the federator": identity.federator == (expected.federator or identity.federator) != b"",
-        }
-        for what, fits in checks.items():
-            if not fits:
-                raise Refused(f"the federator welcomes to another run than the one it invited to: its {what} differs")
 
     def _other_run(self, run: bytes) -> str:
         ours = "none" if self.position is None else self.position.identity.digest.hex()[:16]
@@ -575,22 +548,3 @@ class Member:
         if self.position is not None:
             self._begin_anew(Position.start(self.position.identity))
         self._replayed, self.welcomed = True, False
-
-
-def check_version(version: int) -> None:
-    """Refuse a federator of another version.
-
-    >>> check_version(1)
-    Traceback (most recent call last):
-    cyber0.errors.Refused: the federator speaks version 1 of the protocol, and this client 2: both need the same cyber0
-    """
-    if version != VERSION:
-        raise Refused(
-            f"the federator speaks version {version} of the protocol, and this client {VERSION}: both need the same "
-            "cyber0"
-        )
-
-
-def _is_code(settings: Settings, identity: Identity) -> bool:
-    """Return whether only code that is not this version's could tell how many votes a rule needs."""
-    return ":" in settings.agreement.rule or identity.semantics != settings.semantics

@@ -9,8 +9,8 @@ from cryptography import x509
 from cyber0.errors import Cyber0Error, InvalidConfig, Refused, RejectedMessage, Unreachable
 from cyber0.network.channel import Credentials
 from cyber0.network.connect import ClientChannel, connect
-from cyber0.network.member import check_version
 from cyber0.network.session import check_federator
+from cyber0.network.welcome import check_version
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode
 from cyber0.protocol.identity import Identity
 from cyber0.protocol.messages import Ask, Bye, Invitation, Request

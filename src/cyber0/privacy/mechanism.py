@@ -100,7 +100,7 @@ def grid_steps(slopes: torch.Tensor, clip: float, unit: float) -> torch.Tensor:
     tensor([[ 0.5000,  0.0000],
             [-1.0000,  0.0000]])
     """
-    vectors = slopes.double().mul(unit / clip).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    vectors = slopes.to(torch.float64, copy=True).mul_(unit / clip).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     lengths = vectors.square().sum(dim=-1, keepdim=True).sqrt_().clamp_(min=1.0)
     vectors = vectors.mul_(LEVELS).div_(lengths)
     steps = vectors.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).to(torch.int64)

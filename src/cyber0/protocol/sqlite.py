@@ -8,92 +8,38 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from cyber0.errors import InvalidIdentity, InvalidLedger
 from cyber0.protocol.chain import Anchor, Head, Seal, advance, genesis
-from cyber0.protocol.identity import Identity, layout_bytes
+from cyber0.protocol.identity import Identity
 from cyber0.protocol.ledger import ExportedRun, Report, Written, check_seal, imported_rounds, is_news, prepared
-from cyber0.protocol.records import Ballot, Decision, Promised, Verdict
+from cyber0.protocol.records import Decision, Promised
 from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
+from cyber0.protocol.schema import (
+    FAULTS,
+    HEAD,
+    IDENTITY,
+    LATER_FAULTS,
+    LATER_TABLES,
+    MAGIC,
+    PROMISE,
+    SCHEMA,
+    SELECT,
+    TABLES,
+    ballot_from,
+    blob,
+    has_later_tables,
+    promised_from,
+    report_from,
+    run_row,
+    seal_from,
+    statements,
+)
 from cyber0.protocol.storage import Lock, check_whole, connect, copy, leave_wal, sync_folder, trust
 
 __all__ = ["File"]
 
-MAGIC, SCHEMA = 0x43594230, 2  # "CYB0"
-TABLES = """
-CREATE TABLE run (
-    id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB NOT NULL, imported INTEGER NOT NULL, roster BLOB NOT NULL,
-    layout BLOB NOT NULL, anchor BLOB NOT NULL, adopted BLOB NOT NULL
-);
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, scalars BLOB NOT NULL, commit_hash BLOB NOT NULL, link BLOB, signature BLOB NOT NULL,
-    changes BLOB NOT NULL
-);
-CREATE TABLE ballots (
-    round INTEGER NOT NULL, place INTEGER NOT NULL, client TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL,
-    vote BLOB, digest BLOB, signature BLOB NOT NULL, PRIMARY KEY (round, place)
-) WITHOUT ROWID;
-CREATE TABLE seals (
-    rounds INTEGER PRIMARY KEY, commit_hash BLOB NOT NULL, link BLOB NOT NULL, fingerprint BLOB, signature BLOB
-);
-CREATE TABLE reports (
-    client TEXT PRIMARY KEY, rounds INTEGER NOT NULL, fingerprint BLOB NOT NULL, signature BLOB NOT NULL
-);
-CREATE TABLE certificates (certificate BLOB PRIMARY KEY);
-"""
-LATER_TABLES = """
-CREATE TABLE lost (round INTEGER PRIMARY KEY, ballots BLOB NOT NULL);
-CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""  # which a ledger of the same version may lack
-FIRST_TABLES = """
-CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB NOT NULL, imported INTEGER NOT NULL);
-CREATE TABLE rounds (round INTEGER PRIMARY KEY, scalars BLOB NOT NULL, commit_hash BLOB NOT NULL, votes_hash BLOB);
-CREATE TABLE ballots (
-    round INTEGER NOT NULL, place INTEGER NOT NULL, client TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL,
-    vote BLOB, digest BLOB, PRIMARY KEY (round, place)
-) WITHOUT ROWID;
-CREATE TABLE seals (
-    rounds INTEGER PRIMARY KEY, commit_hash BLOB NOT NULL, votes_hash BLOB NOT NULL, fingerprint BLOB, signature BLOB
-);
-"""
-SELECT = {  # rounds and ballots of each version
-    1: (
-        "SELECT round, scalars, commit_hash, votes_hash, x'', x'' FROM rounds WHERE round >= ? AND round < ? "
-        "ORDER BY round LIMIT ?",
-        "SELECT round, place, client, verdict, reason, vote, digest, x'' FROM ballots WHERE round BETWEEN ? AND ? "
-        "ORDER BY round, place",
-    ),
-    2: (
-        "SELECT round, scalars, commit_hash, link, signature, changes FROM rounds WHERE round >= ? AND round < ? "
-        "ORDER BY round LIMIT ?",
-        "SELECT * FROM ballots WHERE round BETWEEN ? AND ? ORDER BY round, place",
-    ),
-}
-IDENTITY = {1: "SELECT identity, x'', x'' FROM run", 2: "SELECT identity, roster, layout FROM run"}
-HEAD = {
-    1: "SELECT commit_hash, votes_hash FROM rounds WHERE round = ?",
-    2: "SELECT commit_hash, link FROM rounds WHERE round = ?",
-}
-FAULTS = {
-    "has ballots, but was not decided": (
-        "SELECT DISTINCT round FROM ballots WHERE round NOT IN (SELECT round FROM rounds)"
-    ),
-    "has ballots that are not numbered 0, 1, ...": (
-        "SELECT round FROM ballots GROUP BY round HAVING min(place) != 0 OR max(place) != count(*) - 1"
-    ),
-    "has a ballot with a vote and a digest beside it": (
-        "SELECT DISTINCT round FROM ballots WHERE vote IS NOT NULL AND digest IS NOT NULL"
-    ),
-}
-LATER_FAULTS = {
-    "has lost its ballots, but was not decided": "SELECT round FROM lost WHERE round NOT IN (SELECT round FROM rounds)",
-    "has ballots, though they are lost": "SELECT DISTINCT round FROM ballots WHERE round IN (SELECT round FROM lost)",
-    "has no hash of the ballots that are lost": (
-        "SELECT round FROM lost WHERE typeof(ballots) != 'blob' OR length(ballots) != 32"
-    ),
-}
-PROMISE = "promise:"  # the beginning of a setting that is none: what a client has promised about its privacy
 PAGE = 256  # rounds that are read at a time
 
 
@@ -104,6 +50,7 @@ class File:
     >>> from tempfile import mkdtemp
     >>> from cyber0.config import Agreement
     >>> from cyber0.parameters import Parameters
+    >>> from cyber0.protocol.records import Ballot
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
     >>> path = Path(mkdtemp()) / "run.ledger"
     >>> with File(path) as ledger:
@@ -158,13 +105,8 @@ class File:
 
     def _check_tables(self) -> None:
         """Refuse a file of other tables than a ledger makes: a view can be endless, and a trigger do anything."""
-        made = _statements(TABLES if self._schema == SCHEMA else FIRST_TABLES)
         rows = self._all("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
-        found = sorted(" ".join(str(sql).split()) for _, sql in rows)
-        self._has_later = self._schema == SCHEMA and found == sorted([*made, *_statements(LATER_TABLES)])
-        if not self._has_later and found != sorted(made):
-            names = ", ".join(sorted(str(name) for name, _ in rows)[:20])
-            raise InvalidLedger(f"{self.path} is no ledger: its tables ({names}) are not as a ledger makes them")
+        self._has_later = has_later_tables(self.path, self._schema, rows)
         if wrong := trust(self._connection):
             raise InvalidLedger(f"{self.path} is damaged: {wrong}")
 
@@ -174,7 +116,7 @@ class File:
         if self._identity is None:
             if not self.founded:
                 raise InvalidLedger(f"{self.path} holds no run yet")
-            self._identity = Identity.from_bytes(*map(_bytes, self._all(IDENTITY[self._schema])[0]))
+            self._identity = Identity.from_bytes(*map(blob, self._all(IDENTITY[self._schema])[0]))
         return self._identity
 
     @property
@@ -218,7 +160,7 @@ class File:
         if self._schema == 1:
             return []
         rows = self._all("SELECT round, changes FROM rounds WHERE changes != x'' ORDER BY round")
-        return [(number, changes_from(_bytes(changes))) for number, changes in rows]
+        return [(number, changes_from(blob(changes))) for number, changes in rows]
 
     def found(self, identity: Identity) -> None:
         """As in `Ledger`."""
@@ -238,7 +180,7 @@ class File:
         if not self._has_tables:
             self._make_tables(TABLES + LATER_TABLES)
         with self._writing():
-            self._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", _run_row(run, imported))
+            self._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", run_row(run, imported))
             for written in imported_rounds(run):
                 self._insert(written)
             if run.seal is not None:
@@ -252,7 +194,7 @@ class File:
 
     def _make_tables(self, tables: str) -> None:
         with self._writing():
-            for statement in _statements(tables):
+            for statement in statements(tables):
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA application_id = {MAGIC}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -301,12 +243,12 @@ class File:
         while rounds := self._all(select, (start, stop, PAGE)):
             between = (rounds[0][0], rounds[-1][0])
             rows = self._all(more, between)
-            ballots = {number: tuple(map(_ballot, group)) for number, group in groupby(rows, itemgetter(0))}
+            ballots = {number: tuple(map(ballot_from, group)) for number, group in groupby(rows, itemgetter(0))}
             lost = self._lost(*between)
             for number, scalars, commit, link, signature, changes in rounds:
-                content = _bytes(scalars), ballots.get(number, ()), self._changes(number, changes)
+                content = blob(scalars), ballots.get(number, ()), self._changes(number, changes)
                 decision = Decision(number, *content, lost.get(number, b""))
-                yield Written(decision, commit, link, _bytes(signature))
+                yield Written(decision, commit, link, blob(signature))
             start = rounds[-1][0] + 1
 
     def _lost(self, first: int, last: int) -> dict[int, bytes]:
@@ -314,7 +256,7 @@ class File:
         if not self._has_later:
             return {}
         rows = self._all("SELECT round, ballots FROM lost WHERE round BETWEEN ? AND ?", (first, last))
-        return {number: _bytes(ballots) for number, ballots in rows}
+        return {number: blob(ballots) for number, ballots in rows}
 
     @property
     def lost(self) -> int:
@@ -349,14 +291,13 @@ class File:
     @property
     def promises(self) -> list[Promised]:
         """As in `Ledger`."""
-        return sorted(
-            (_promised(self.path, name, value) for name, value in self.settings.items() if name.startswith(PROMISE)),
-            key=lambda each: (each.round, each.client),
-        )
+        found = {name: value for name, value in self.settings.items() if name.startswith(PROMISE)}
+        promises = (promised_from(self.path, name, value) for name, value in found.items())
+        return sorted(promises, key=lambda each: (each.round, each.client))
 
     def _changes(self, number: int, changes: Any) -> tuple[Change, ...]:
         try:
-            return changes_from(_bytes(changes))
+            return changes_from(blob(changes))
         except InvalidIdentity as error:
             raise InvalidLedger(f"{self.path} is damaged in round {number}: {error}") from None
 
@@ -364,7 +305,7 @@ class File:
         """As in `Ledger`."""
         between = (start, self._stop(stop) - 1)
         rows = self._all("SELECT scalars FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round", between)
-        return b"".join(_bytes(row[0]) for row in rows)
+        return b"".join(blob(row[0]) for row in rows)
 
     def head_at(self, rounds: int) -> Head:
         """As in `Ledger`."""
@@ -374,7 +315,7 @@ class File:
         if not found:
             raise InvalidLedger(f"{self.path} does not have round {rounds - 1}")
         commit, last = found[0]
-        return Head(rounds, _bytes(commit), None if last is None else _bytes(last))
+        return Head(rounds, blob(commit), None if last is None else blob(last))
 
     def seal(self, seal: Seal) -> None:
         """As in `Ledger`."""
@@ -390,13 +331,7 @@ class File:
     @property
     def seals(self) -> list[Seal]:
         """As in `Ledger`."""
-        return [self._seal(*row) for row in self._all("SELECT * FROM seals ORDER BY rounds")]
-
-    def _seal(self, rounds: int, commit: Any, votes: Any, mark: Any, signature: Any) -> Seal:
-        blobs = isinstance(commit, bytes) and isinstance(votes, bytes) and isinstance(signature, bytes | None)
-        if not blobs or rounds < 0 or not (mark is None or (isinstance(mark, bytes) and len(mark) == 8)):
-            raise InvalidLedger(f"{self.path} is damaged: the seal on {rounds} rounds cannot be read")
-        return Seal(rounds, commit, votes, None if mark is None else int.from_bytes(mark, "little"), signature)
+        return [seal_from(self.path, *row) for row in self._all("SELECT * FROM seals ORDER BY rounds")]
 
     def report(self, report: Report) -> None:
         """As in `Ledger`."""
@@ -413,13 +348,7 @@ class File:
         if self._schema == 1:
             return []
         rows = self._all("SELECT client, rounds, fingerprint, signature FROM reports ORDER BY client")
-        return [self._report(*row) for row in rows]
-
-    def _report(self, client: Any, rounds: Any, mark: Any, signature: Any) -> Report:
-        blobs = isinstance(mark, bytes) and len(mark) == 8 and isinstance(signature, bytes)
-        if not blobs or not isinstance(client, str) or not isinstance(rounds, int):
-            raise InvalidLedger(f"{self.path} is damaged: the report of {client!r} cannot be read")
-        return Report(client, rounds, int.from_bytes(mark, "little"), signature)
+        return [report_from(self.path, *row) for row in rows]
 
     def certify(self, certificate: bytes) -> None:
         """As in `Ledger`."""
@@ -431,18 +360,18 @@ class File:
         """As in `Ledger`."""
         if self._schema == 1:
             return []
-        return [_bytes(row[0]) for row in self._all("SELECT certificate FROM certificates ORDER BY certificate")]
+        return [blob(row[0]) for row in self._all("SELECT certificate FROM certificates ORDER BY certificate")]
 
     @property
     def adopted(self) -> Roster:
         """As in `Ledger`."""
-        data = b"" if self._schema == 1 else _bytes(self._all("SELECT adopted FROM run")[0][0])
+        data = b"" if self._schema == 1 else blob(self._all("SELECT adopted FROM run")[0][0])
         return Roster.from_bytes(data) if data else self.identity.roster
 
     @property
     def anchor(self) -> Anchor | None:
         """As in `Ledger`."""
-        data = b"" if self._schema == 1 else _bytes(self._all("SELECT anchor FROM run")[0][0])
+        data = b"" if self._schema == 1 else blob(self._all("SELECT anchor FROM run")[0][0])
         if len(data) not in (0, 96):
             raise InvalidLedger(f"{self.path} is damaged: its anchor has {len(data)} bytes, not 96")
         return Anchor.from_bytes(data) if data else None
@@ -508,36 +437,3 @@ class File:
                 raise
         except sqlite3.Error as error:
             raise InvalidLedger(f"{self.path} cannot be written: {error}") from None
-
-
-def _ballot(row: tuple[Any, ...]) -> Ballot:
-    """Return a ballot of a row. A row that was tampered with gives one, too, whose hash does not match the chain."""
-    _, _, client, verdict, reason, vote, digest, signature = row
-    verdict = verdict if isinstance(verdict, str) else repr(verdict)
-    if vote is not None:
-        return Ballot.of(str(client), cast("Verdict", verdict), _bytes(vote), str(reason), _bytes(signature))
-    return Ballot(str(client), cast("Verdict", verdict), None, _bytes(digest), str(reason), _bytes(signature))
-
-
-def _run_row(run: ExportedRun, imported: int) -> tuple[Any, ...]:
-    identity = run.identity
-    layout = b"" if identity.layout is None else layout_bytes(identity.layout)
-    anchor = b"" if run.anchor is None else run.anchor.to_bytes()
-    adopted = b"" if run.roster is None else run.roster.to_bytes()
-    return 0, identity.to_bytes(), imported, identity.roster.to_bytes(), layout, anchor, adopted
-
-
-def _statements(tables: str) -> list[str]:
-    return [" ".join(statement.split()) for statement in tables.split(";")[:-1]]
-
-
-def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else repr(value).encode()
-
-
-def _promised(path: Path, name: str, value: Any) -> Promised:
-    try:
-        number, _, client = name.removeprefix(PROMISE).partition(":")
-        return Promised(client, int(number), bytes.fromhex(value["promise"]), bytes.fromhex(value["signature"]))
-    except (ValueError, TypeError, KeyError) as error:
-        raise InvalidLedger(f"{path} is damaged: a promise cannot be read: {error}") from None
