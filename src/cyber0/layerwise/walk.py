@@ -31,7 +31,7 @@ from cyber0.layerwise.attention import fast_attention
 from cyber0.layerwise.batching import cuts, round_up, upload
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
-from cyber0.layerwise.proof import ProofNotPossible, UnreadParameters, prove
+from cyber0.layerwise.proof import ProofNotPossible, UnreadParameters, give_back_memory, prove
 from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
 from cyber0.layerwise.source import (
     CapturableSource,
@@ -349,6 +349,7 @@ class Walk:
                     _fall_back(error)
             finally:
                 self.source = _source(self.layout, self.backend)  # without the scratch of the proof
+                give_back_memory()
         if not self._capturable:
             self._graphs = None
         return True
