@@ -101,6 +101,8 @@ def test_a_federator_is_tracked_by_its_clients_evaluations(tmp_path):
     tracker.before_run(Federation)
     tracker.after_round(Federation, Round(0, ["ann"], ["ann"], np.ones((1, 4), np.float32)))
     tracker.after_evaluation(Federation, {"client": "ann", "round": 6, "accuracy": 0.5, "loss": np.inf, "samples": 9})
+    seen, _ = tensorboard_of(next((tmp_path / "logs").iterdir()))  # while the run goes on
+    assert seen["clients/ann/accuracy"] == [(6, 0.5)]
     tracker.after_round(Federation, Round(6, ["ann"], ["ann"]))
     tracker.close()
     scalars, _ = tensorboard_of(next((tmp_path / "logs").iterdir()))

@@ -21,6 +21,7 @@ from cyber0.registry import resolve
 __all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "Trackio", "WandB", "get_tracker"]
 
 PER_RUN = ("round", "client", "data", "data_sha256", "loss_function", "dropped", "samples")
+FLUSH = 5  # seconds until TensorBoard sees what rounds log; by itself it takes 120
 
 
 class Tracker(Callback, ABC):
@@ -136,7 +137,7 @@ class TensorBoard(Tracker):
         self._summary = require("tensorboard.compat.proto.summary_pb2", extra="track")
         place = [part for part in (self.group, f"{name} {time.strftime('%Y-%m-%d %H.%M.%S')}") if part]
         folder = Path(before) if before else self.logs.joinpath(*(part.replace("/", "-") for part in place))
-        self._writer = events.EventFileWriter(str(folder), filename_suffix=f".{rounds}")
+        self._writer = events.EventFileWriter(str(folder), flush_secs=FLUSH, filename_suffix=f".{rounds}")
         if before:
             session = self._proto.SessionLog(status=self._proto.SessionLog.START)
             self._write(rounds + 1, session_log=session)
@@ -146,6 +147,12 @@ class TensorBoard(Tracker):
             if self.tags:
                 self.note("tags", ", ".join(self.tags))
         return str(folder.resolve())
+
+    def add(self, evaluation: Mapping[str, Any]) -> None:
+        """Log an evaluation, so that TensorBoard sees it at once."""
+        super().add(evaluation)
+        if self._open:
+            self._writer.flush()
 
     def log(self, numbers: dict[str, float], step: int) -> None:
         """Write numbers as scalars."""
