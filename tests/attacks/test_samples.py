@@ -110,12 +110,21 @@ def test_the_trigger_fits_images_and_features(shape, marked):
         ("backdoor(size=29)", r"size = 29: the trigger does not fit into inputs of shape \(784,\)"),
         ("backdoor(size=0)", "size = 0: the trigger has a side of 1 pixel or more"),
         ("backdoor(value='white')", "value = 'white' must be a number"),
+        ("backdoor(value=1e39)", r"value = 1e\+39: pixels of the trigger are numbers from -1e\+30 to 1e\+30"),
+        ("feature-noise(deviation=-1)", "deviation = -1: a standard deviation is a number from 0"),
+        ("feature-noise(deviation=1e40)", r"deviation = 1e\+40: a standard deviation is a number from 0"),
         ("feature-noise(deviation=None)", "deviation = None must be a number"),
     ],
 )
 def test_bad_options_are_refused_before_a_round(attack, reason):
     with pytest.raises(InvalidAttack, match=reason):
         simulation(attack)
+
+
+def test_the_smallest_fraction_is_a_sample():
+    run = AttackRun("backdoor(target=1, fraction=0.001)", seed=0)
+    _, labels = run.corrupt_samples(np.zeros((20, 9), dtype=np.float32), np.zeros(20, dtype=np.int64), 2)
+    assert labels.sum() == 1
 
 
 def test_tasks_without_classes_or_features_are_refused():
@@ -161,10 +170,13 @@ def returning(**methods):
     [
         (returning(corrupt_samples=(np.ones((5, 2)), np.arange(6))), "must return finite inputs of shape"),
         (returning(corrupt_samples=(np.full((6, 2), np.nan), np.arange(6))), "must return finite inputs of shape"),
-        (returning(corrupt_samples=(np.ones((6, 2)), np.arange(6) + 1)), "as many labels, from 0 to 5"),
+        (returning(corrupt_samples=(np.ones((6, 2)), np.arange(6) + 1)), "as many labels, integers from 0 to 5"),
+        (returning(corrupt_samples=(np.ones((6, 2)), np.arange(6) / 2)), "as many labels, integers from 0 to 5"),
         (returning(corrupt_samples=None), "cannot be used: TypeError"),
-        (returning(goal=(np.ones((0, 2)), np.arange(0))), "goal must return inputs as it was given"),
-        (returning(goal=(np.ones((2, 2)), np.arange(3))), "goal must return inputs as it was given"),
+        (returning(goal=(np.ones((0, 2)), np.arange(0))), "goal must return finite inputs as it was given"),
+        (returning(goal=(np.ones((2, 2)), np.arange(3))), "goal must return finite inputs as it was given"),
+        (returning(goal=(np.full((2, 2), np.nan), np.arange(2))), "goal must return finite inputs as it was given"),
+        (returning(goal=(np.ones((2, 2)), np.arange(2) / 2)), "goal must return finite inputs as it was given"),
     ],
 )
 def test_what_such_an_attack_returns_is_checked(attack, reason):

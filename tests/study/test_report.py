@@ -12,6 +12,7 @@ from tests.study.synthetic import FIGURES, PAPER, invent, small, table1
 
 from cyber0.cli.study import show
 from cyber0.errors import InvalidData
+from cyber0.study.recipe import Recipe
 from cyber0.study.report import render, write
 from cyber0.study.results import Failure, Results
 from cyber0.study.statistics import agreement, measure
@@ -140,6 +141,14 @@ def test_a_study_that_has_only_begun_has_a_page(recipe, without):
     assert "cwtm, SF, seed 2: out of <memory>" in text
     assert f"{4 - len(without)} of 12" in text
     assert "nan" not in text.lower()
+
+
+def test_a_page_counts_one_cell_and_one_seed_in_the_singular():
+    recipe = Recipe.of({"title": "One", "seeds": 1, "base": {"rounds": 20}, "axes": {"rule": ["cwtm"]}})
+    failed = Failure({"rule": "cwtm"}, 0, "late")
+    text = Page(render(Results(recipe, invent(recipe, seeds=1, without=[0]).frame, [failed]))).text
+    assert "1 cell, 1 seed each" in text
+    assert "1 cell has no run" in text
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

@@ -97,8 +97,9 @@ def test_altered_files_are_refused(photographs, harm, reason):
         cifar10.load(photographs[0])
 
 
-def test_pickles_are_never_read(tmp_path):
-    (tmp_path / "cifar-10-batches-py").mkdir()
+@pytest.mark.parametrize("name", ["cifar-10-batches-py", "cifar-10-python.tar.gz"])
+def test_pickles_are_never_read(name, tmp_path):
+    (tmp_path / name).mkdir()
     with pytest.raises(InvalidData, match=r"holds the Python version of CIFAR-10, whose files may run code"):
         cifar10.load(tmp_path)
 

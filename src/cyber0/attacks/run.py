@@ -244,7 +244,7 @@ class AttackRun:
     def _corrupted(self, attack: CorruptsLabels) -> Callable[[Any, int], Any]:
         def corrupt_labels(labels: Any, classes: int) -> Any:
             with self._calling():
-                changed = convert_like(labels, attack.corrupt_labels(labels, classes))
+                changed = _labels_like(labels, attack.corrupt_labels(labels, classes), classes)
             if changed.shape != labels.shape or ((changed < 0) | (changed >= classes)).any():
                 raise InvalidAttack(
                     f"attack {self.name!r}: corrupt_labels must return as many labels, from 0 to {classes - 1}"
@@ -258,13 +258,13 @@ class AttackRun:
             rng = np.random.default_rng([self.seed, DOMAIN, SAMPLES])
             with self._calling():
                 changed, known = attack.corrupt_samples(inputs.copy(), labels.copy(), classes, rng, **options)
-                changed, known = convert_like(inputs, changed), convert_like(labels, known)
+                changed, known = convert_like(inputs, changed), _labels_like(labels, known, classes)
             if changed.shape != inputs.shape or not np.isfinite(changed).all():
                 raise InvalidAttack(
                     f"attack {self.name!r}: corrupt_samples must return finite inputs of shape {inputs.shape}"
                 )
             if known.shape != labels.shape or (classes is not None and not _within(known, classes)):
-                most = "" if classes is None else f", from 0 to {classes - 1}"
+                most = "" if classes is None else f", integers from 0 to {classes - 1}"
                 raise InvalidAttack(f"attack {self.name!r}: corrupt_samples must return as many labels{most}")
             return changed, known
 
@@ -278,11 +278,11 @@ class AttackRun:
                 )
             with self._calling():
                 shown, wanted = attack.goal(inputs.copy(), labels.copy(), classes, **options)
-                shown, wanted = convert_like(inputs, shown), convert_like(labels, wanted)
+                shown, wanted = convert_like(inputs, shown), _labels_like(labels, wanted, classes)
             fits = shown.shape[1:] == inputs.shape[1:] and wanted.shape == (len(shown), *labels.shape[1:])
-            if not fits or not len(shown) or not _within(wanted, classes):
+            if not fits or not len(shown) or not np.isfinite(shown).all() or not _within(wanted, classes):
                 raise InvalidAttack(
-                    f"attack {self.name!r}: goal must return inputs as it was given, and a class from 0 to "
+                    f"attack {self.name!r}: goal must return finite inputs as it was given, and a class from 0 to "
                     f"{classes - 1} for each"
                 )
             return shown, wanted
@@ -336,6 +336,12 @@ def _options(found: Attack) -> dict[str, Any]:
         return dict(given)
     defaults = {each.name: each.default for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
     return {name: value for name, value in defaults.items() if name not in CONTEXT} | given
+
+
+def _labels_like(labels: Any, given: Any, classes: int | None) -> Any:
+    """Return the labels that an attack gave in the type of others; -1, which is no class, where one is a fraction."""
+    exact = convert_like(np.empty(0), given)
+    return convert_like(labels, exact if classes is None else np.where(exact == np.floor(exact), exact, -1.0))
 
 
 def _within(labels: Any, classes: int) -> bool:

@@ -18,6 +18,7 @@ from cyber0.errors import InvalidAttack
 __all__ = ["backdoor", "feature_noise", "stamp"]
 
 Array = NDArray[Any]
+MOST = 1e30  # well within float32, in which features are
 
 
 def backdoor(
@@ -62,7 +63,7 @@ def feature_noise(
     >>> feature_noise(np.array([[1.0], [2.0]]), [1], None, 0, np.random.default_rng(0))
     array([[2.]])
     """
-    check_factor("deviation", deviation)
+    _check_deviation(deviation)
     return none(vectors, liars, rule, byzantine, rng)
 
 
@@ -104,7 +105,7 @@ def _implant(
     """Return samples of which a fraction has the trigger and the label that is the target."""
     _check_target(target, classes)
     _check_fraction(fraction)
-    chosen = rng.permutation(len(inputs))[: round(fraction * len(inputs))]
+    chosen = rng.permutation(len(inputs))[: max(1, round(fraction * len(inputs)))]
     inputs[chosen] = stamp(inputs[chosen], size, value)
     labels[chosen] = target
     return inputs, labels
@@ -128,7 +129,7 @@ def _blur(
     del classes
     if inputs.dtype.kind != "f":
         raise InvalidAttack(f"inputs of type {inputs.dtype} are numbers of tokens, say: this attack changes features")
-    check_factor("deviation", deviation)
+    _check_deviation(deviation)
     return inputs + np.float32(deviation) * rng.standard_normal(inputs.shape, dtype=np.float32), labels
 
 
@@ -136,6 +137,14 @@ def _check_trigger(size: Any, value: Any) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise InvalidAttack(f"size = {size!r}: the trigger has a side of 1 pixel or more, as size=3")
     check_factor("value", value)
+    if abs(value) > MOST:
+        raise InvalidAttack(f"value = {value!r}: pixels of the trigger are numbers from -{MOST:g} to {MOST:g}")
+
+
+def _check_deviation(deviation: Any) -> None:
+    check_factor("deviation", deviation)
+    if not 0 <= deviation <= MOST:
+        raise InvalidAttack(f"deviation = {deviation!r}: a standard deviation is a number from 0 to {MOST:g}")
 
 
 def _check_fraction(fraction: Any) -> None:

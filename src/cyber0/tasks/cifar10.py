@@ -35,15 +35,16 @@ ARCHIVE = DataFile(
 )
 INSIDE = "cifar-10-batches-bin"  # the folder in the archive
 TRAIN, TEST = tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"
+PICKLES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")  # the Python version
 FOLDERS = ("", "cifar10", INSIDE, f"cifar10/{INSIDE}")
 
 
 def load(directory: Path | str | None = None, *, source: str = "auto") -> Dataset:
     """Return the photographs, [N, 3, 32, 32], normalised by mean and deviation of each channel of the training pixels.
 
-    The archive, whose checksum is verified, or the files unpacked from it are looked for in `directory`, then in the
-    folder named by CYBER0_DATA, then in the user's cache. If they are in none of these, the source `cifar10` downloads
-    the archive into the cache; `auto` never uses the network.
+    A `directory` that is given must hold the archive, whose checksum is verified, or the files unpacked from it.
+    Without it they are looked for in the folder named by CYBER0_DATA, then in the user's cache. If they are in neither,
+    the source `cifar10` downloads the archive into the cache; `auto` never uses the network.
 
     >>> load(Path("no-such-folder"))
     Traceback (most recent call last):
@@ -73,7 +74,7 @@ def _look(directory: Path) -> Path | None:
             raise InvalidData(f"{here} is not complete: it lacks {', '.join(lacking)}")
         if present:
             return here
-    if any((directory / each / "cifar-10-batches-py").exists() for each in ("", "cifar10")):
+    if any((directory / each / name).exists() for each in ("", "cifar10") for name in PICKLES):
         raise InvalidData(
             f"{directory} holds the Python version of CIFAR-10, whose files may run code when they are read: put the "
             f"binary version there, {ARCHIVE.name}"

@@ -48,9 +48,9 @@ class Written(NamedTuple):
 def load(directory: Path | str | None = None, *, source: str = "auto", writers: int | None = None) -> Dataset:
     """Return the characters, pixels [N, 784], each with the number of its writer in `owners`.
 
-    LEAF's folders `train` and `test`, the HDF5 files, or their archive are looked for in `directory`, then in the
-    folder named by CYBER0_DATA, then in the user's cache. If they are in none of these, the source `femnist` downloads
-    the archive into the cache and verifies it; `auto` never uses the network.
+    A `directory` that is given must hold LEAF's folders `train` and `test`, the HDF5 files, or their archive. Without
+    it they are looked for in the folder named by CYBER0_DATA, then in the user's cache. If they are in neither, the
+    source `femnist` downloads the archive into the cache and verifies it; `auto` never uses the network.
 
     Args:
         directory: Where the files are.

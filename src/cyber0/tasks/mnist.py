@@ -56,9 +56,10 @@ FILES = (
 def load(directory: Path | str | None = None, *, source: str = "auto") -> Dataset:
     """Return the digits, pixels [N, 784] normalised by the mean and deviation of the training pixels.
 
-    The files are looked for in `directory`, then in the folder named by CYBER0_DATA, then in the user's cache. If they
-    are in none of these, the source `auto` takes the 5,000 embedded images, and `mnist` downloads the full set into the
-    cache and verifies each file. `embedded` is the 5,000 images. `auto` never uses the network.
+    A `directory` that is given must hold the files. Without it they are looked for in the folder named by CYBER0_DATA,
+    then in the user's cache. If they are in neither, the source `auto` takes the 5,000 embedded images, and `mnist`
+    downloads the full set into the cache and verifies each file. `embedded` is the 5,000 images. `auto` never uses the
+    network.
 
     >>> digits = load(source="embedded")
     >>> digits.train_inputs.shape, digits.test_labels.shape, digits.source
