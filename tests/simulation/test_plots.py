@@ -3,6 +3,7 @@
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
@@ -108,11 +109,20 @@ def test_one_command_draws(results, folder, tmp_path, kind, ending):
     (["--kind", "vote"], "unknown kind of picture 'vote': use one of .* \\(did you mean 'votes'\\?\\)"),
     (["--kind", "votes"], "--kind votes shows one run, and 2 are given"),
     (["--label", "x"], "--label is given 1 times for 2 runs"),
+    (["--kind", "attack-success"], "/a: metric = 'attack_success': this run has round"),
     (["--out", "a.gif"], "a.gif: a picture is written to a file ending in .svg, .pdf, .png"),
 ])  # fmt: skip
 def test_what_cannot_be_drawn_is_said(results, folder, arguments, message):
     with pytest.raises(cyber0.Cyber0Error, match=message):
         plot(*(folder / name for name in results), *arguments)
+
+
+def test_who_holds_data_given_in_python_is_not_known_to_the_command(tmp_path):
+    x, y = np.zeros((20, 2), np.float32), np.arange(20) % 2
+    options = {"clients": 2, "byzantine": 0, "rounds": 1, "directions": 1, "partition": "iid"}
+    cyber0.simulate(torch.nn.Linear(2, 2), (x, y), (x, y), out=tmp_path / "run", **options)
+    with pytest.raises(cyber0.Cyber0Error, match="run: the data of this run were given in Python"):
+        plot(tmp_path / "run", "--kind", "holdings", "--out", tmp_path / "a.svg")
 
 
 def test_a_notebook_shows_a_figure_as_a_picture(results):

@@ -61,12 +61,15 @@ def _drawn(runs: list[Path], kind: str, over: str, number: int, labels: list[str
     axes: Any = None
     for path, label in zip(runs, labels, strict=True):
         result = open_run(path)
-        if kind == "votes":
-            axes = result.plot_votes(round=number)
-        elif kind == "omega":
-            axes = result.plot_report(axes, report=kind, label=label)
-        else:
-            axes = result.plot(axes, metric=kind.replace("-", "_"), over=over, label=label)
+        try:
+            if kind == "votes":
+                axes = result.plot_votes(round=number)
+            elif kind == "omega":
+                axes = result.plot_report(axes, report=kind, label=label)
+            else:
+                axes = result.plot(axes, metric=kind.replace("-", "_"), over=over, label=label)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{path}: {error}") from error
     return axes
 
 
@@ -80,10 +83,13 @@ def _draw_holdings(run: Path, out: Path) -> None:
     """Draw how the samples of a run were dealt to its clients."""
     from cyber0.participant import load_task
     from cyber0.simulation.folder import RunFolder
+    from cyber0.tasks.convert import GIVEN
     from cyber0.tasks.holdings import write
     from cyber0.tasks.partition import count, shares_of
 
-    config = RunFolder.configuration(run)
+    config, lines = RunFolder.configuration(run), RunFolder.read(run).lines
+    if lines and lines[0].get("data") == GIVEN:
+        raise InvalidConfig(f"{run}: the data of this run were given in Python, so who holds what is not known here")
     dataset = load_task(config, config.data, config.source).dataset
     if dataset.classes is None:
         raise InvalidConfig(f"{run}: the task {config.task!r} has no classes, so there is nothing to show by class")
