@@ -112,6 +112,26 @@ def test_a_federator_is_tracked_by_its_clients_evaluations(tmp_path):
     assert [step for step, _ in scalars["round/votes"]] == [1, 7]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tensorboard(log='x')", "unknown option 'log' of tensorboard: use one of .* .did you mean 'logs'"),
+        ("tensorboard(logs=3)", "logs = 3: name a folder"),
+        ("tensorboard(project=3)", "project = 3: give a text in quotes"),
+        ("tensorboard(tags=('a', 3))", "tags = 3: give a text in quotes"),
+    ],
+)
+def test_odd_options_are_refused_before_a_run(name, reason):
+    pytest.importorskip("tensorboard")
+    with pytest.raises(cyber0.Cyber0Error, match=reason):
+        tracking.get_tracker(name)
+
+
+def test_a_word_is_one_tag():
+    pytest.importorskip("tensorboard")
+    assert tracking.get_tracker("tensorboard(tags='first')").tags == ("first",)
+
+
 def in_a_process(tmp_path, name, **environment):
     """Play a run and extend it, in processes of their own: these libraries keep threads and patch others."""
     for arguments in ([*RUN, "--out", tmp_path / "run"], ["run", "--resume", tmp_path / "run", "--rounds", "10"]):

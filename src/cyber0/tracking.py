@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cyber0.callbacks import Callback, Round
+from cyber0.errors import InvalidConfig
 from cyber0.extras import require
 from cyber0.files import write_atomically
 from cyber0.registry import resolve
@@ -31,7 +32,7 @@ class Tracker(Callback, ABC):
         project: What runs belong to.
         name: What the run is called; by default its rule and attack.
         group: What several runs belong to, such as a study.
-        tags: Words to find it by.
+        tags: Words to find it by, or one.
         folder: The folder of the run, in which the tracker remembers its run: resumed, it goes on there.
 
     """
@@ -45,11 +46,21 @@ class Tracker(Callback, ABC):
         project: str = "cyber0",
         name: str | None = None,
         group: str | None = None,
-        tags: tuple[str, ...] = (),
+        tags: str | tuple[str, ...] = (),
         folder: str | Path | None = None,
     ) -> None:
+        self.tags = tuple(tags) if isinstance(tags, tuple | list) else (tags,)
+        texts = [
+            ("project", project),
+            ("name", name or ""),
+            ("group", group or ""),
+            *(("tags", tag) for tag in self.tags),
+        ]
+        for key, text in texts:
+            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidConfig(f"{key} = {text!r}: give a text in quotes")
         self.module = require(self.needs, extra="track")
-        self.project, self.name, self.group, self.tags = project, name, group, tuple(tags)
+        self.project, self.name, self.group = project, name, group
         self._kept = None if folder is None else Path(folder) / f"{type(self).__name__.lower()}.json"
         self._open = False
 
@@ -126,8 +137,19 @@ class TensorBoard(Tracker):
 
     needs = "tensorboard"
 
-    def __init__(self, *, logs: str | Path = "runs/tensorboard", **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        *,
+        logs: str | Path = "runs/tensorboard",
+        project: str = "cyber0",
+        name: str | None = None,
+        group: str | None = None,
+        tags: str | tuple[str, ...] = (),
+        folder: str | Path | None = None,
+    ) -> None:
+        super().__init__(project=project, name=name, group=group, tags=tags, folder=folder)
+        if not isinstance(logs, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidConfig(f"logs = {logs!r}: name a folder, as logs='runs/tensorboard'")
         self.logs = Path(logs)
 
     def start(self, config: dict[str, Any], name: str, before: str | None, rounds: int) -> str:
