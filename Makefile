@@ -1,7 +1,7 @@
 # Each target needs `make` and `python3` and nothing else: the first one run creates .venv from pinned constraints.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS ?= train,text,study,ray,flower,privacy,data
+EXTRAS ?= train,text,study,ray,flower,privacy
 
 .PHONY: help demo test check style bench docs clean
 .DEFAULT_GOAL := help
