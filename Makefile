@@ -10,7 +10,7 @@ help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 # Modules are compiled when they are first imported: most of them never are.
-.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/cyber0/*/_*.c)
+.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/cyber0/*/_*.[ch])
 	@echo "Setting up .venv (once; a minute or two) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cyber0 needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -45,6 +45,7 @@ bench: .venv/ready  ## measure speed as ratios to a peer in the same run; writes
 docs: .venv/ready  ## build the documentation into site/
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group docs
 	@$(BIN)/python scripts/generate_reference.py
+	@$(BIN)/python scripts/notebooks.py --pages
 	@$(BIN)/zensical build --clean
 	@echo "Look at it: $(BIN)/python -m http.server --directory site 8000, then http://127.0.0.1:8000 (search needs HTTP)"
 

@@ -2,6 +2,7 @@
 
 import platform
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -18,7 +19,8 @@ def extension(name: str) -> Extension:
     """A shared library called through ctypes, built of the C file of the same name."""
     return Extension(
         name,
-        [f"src/{name.replace('.', '/')}.c"],
+        [source := f"src/{name.replace('.', '/')}.c"],
+        depends=sorted(map(str, Path(source).parent.glob("_*.h"))),
         extra_compile_args=["/O2", "/fp:strict"] if sys.platform == "win32" else FLAGS,
         libraries=[] if sys.platform == "win32" else ["m"],
         optional=True,

@@ -57,7 +57,7 @@ from benchmarks.references import (
     twice,
 )
 from cyber0.commit import Commit
-from cyber0.directions import DirectionKey
+from cyber0.directions import DirectionKey, Family
 from cyber0.layerwise import Walk
 from cyber0.parameters import Parameters
 from cyber0.tasks.task import cross_entropy
@@ -69,6 +69,8 @@ SEED = 1
 ROUNDS = count()  # of all candidates together: no key comes twice
 FORWARDS = "two plain forwards for each direction, ms"
 OURS, MEZO, PUBLISHED = "ours: a round", "MeZO's step, in place", "MeZO's step, its own arithmetic"
+SIGNS = f"{OURS}, rademacher"
+COMPILED = "compiled: torch.compile, both as one batch"
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,19 @@ def tiny(device: torch.device, out: Path) -> Setting:
 # What is timed
 
 
-def a_round(walk: Any, parameters: Parameters, given: list[Batch], directions: int = 1) -> Work:
+def a_round(
+    walk: Any, parameters: Parameters, given: list[Batch], directions: int = 1, family: Family = "gaussian"
+) -> Work:
     sizes = [np.full(y.shape, x.shape[-1]) for x, y in given]
     ready = [walk.batch(*given[0], sizes[0])]
 
     def work() -> None:
         number = next(ROUNDS)
         keys = [DirectionKey(SEED, number, index=index) for index in range(directions)]
-        slopes = torch.stack([walk.along(ready[0], key, MU) for key in keys])
+        slopes = torch.stack([walk.along(ready[0], key, MU, family) for key in keys])
         ready[0] = walk.batch(*given[number % len(given)], sizes[number % len(given)])  # while the device is busy
         votes = slopes.cpu().numpy().mean(axis=1) / directions
-        parameters.defer(Commit(SEED, number, RATE, votes[None]))  # applied by the next walk
+        parameters.defer(Commit(SEED, number, RATE, votes[None], family))  # applied by the next walk
 
     return work
 
@@ -144,6 +148,22 @@ def two_forwards(model: Any, given: list[Batch]) -> dict[str, Work]:
     return {
         "plain: transformers, twice the batch": captured(twice(plain(model, tokens)), tokens.device),
         "plain: transformers, both as one batch": captured(plain(model, torch.cat([tokens] * 2)), tokens.device),
+    }
+
+
+def compiled(model: Any, given: list[Batch]) -> dict[str, Work]:
+    """Both forwards as one batch, by what torch.compile makes of transformers' code; captured."""
+    tokens = given[0][0].flatten(0, 1)
+    make: Any = vars(torch)["compile"]
+    return {COMPILED: captured(make(plain(model, torch.cat([tokens] * 2))), tokens.device)}
+
+
+def rounds(setting: Setting, walk: Any, parameters: Parameters, given: list[Batch]) -> dict[str, Work]:
+    """With directions of both families; each has a model of its own, whose last commit the next walk applies."""
+    other, its_parameters = walker(setting)
+    return {
+        OURS: a_round(walk, parameters, given),
+        SIGNS: a_round(other, its_parameters, given, family="rademacher"),
     }
 
 
@@ -180,8 +200,9 @@ def one_client(setting: Setting) -> Result:
     agreement(walk, model, first[0])
     times = setting.times(
         {
-            OURS: a_round(walk, parameters, given),
+            **rounds(setting, walk, parameters, given),
             **two_forwards(model, given),
+            **compiled(setting.copy("bfloat16"), given),
             **own_forwards(walk, given),
             MEZO: mezo(setting.copy("bfloat16"), first),
             PUBLISHED: mezo(setting.copy("bfloat16"), first, published=True),
@@ -189,6 +210,8 @@ def one_client(setting: Setting) -> Result:
     )
     return compared(times), [
         goal("a round, in two captured forwards", ratio(times, OURS, fastest(times)), 1.12, at_most=True),
+        goal("the same, rademacher", ratio(times, SIGNS, fastest(times)), 1.0, at_most=True),
+        goal("the same, in compiled forwards", ratio(times, SIGNS, COMPILED), 1.1, at_most=True),
         goal("times faster than MeZO's step, in place", ratio(times, MEZO, OURS), 6.5, at_most=False),
         goal("times faster than MeZO's step, its own arithmetic", ratio(times, PUBLISHED, OURS), 6.5, at_most=False),
     ]
@@ -205,10 +228,15 @@ def agreement(walk: Any, model: Any, tokens: torch.Tensor) -> None:
 
 def many_clients(setting: Setting) -> Result:
     (walk, parameters), given = walker(setting), setting.batches(setting.clients)
-    works = {**two_forwards(setting.copy("bfloat16"), given), **own_forwards(walk, given)}
-    times = setting.times({OURS: a_round(walk, parameters, given), **works})
+    model = setting.copy("bfloat16")
+    works = {**two_forwards(model, given), **compiled(setting.copy("bfloat16"), given), **own_forwards(walk, given)}
+    times = setting.times({**rounds(setting, walk, parameters, given), **works})
     what = f"{setting.clients} clients: throughput, in that of two plain forwards"
-    return compared(times), [goal(what, ratio(times, fastest(times), OURS), 0.98, at_most=False)]
+    return compared(times), [
+        goal(what, ratio(times, fastest(times), OURS), 0.98, at_most=False),
+        goal(f"{what}, rademacher", ratio(times, fastest(times), SIGNS), 1.15, at_most=False),
+        goal("rademacher, in compiled forwards", ratio(times, SIGNS, COMPILED), 1.1, at_most=True),
+    ]
 
 
 def share(setting: Setting) -> Result:

@@ -66,8 +66,8 @@ def peak_of(way: str, given: Namespace) -> dict[str, Any]:
     }
     config = RunConfig(**options, **one_client, batch=given.batch, rounds=STEPS, lr=1e-9, precision=precision)
     simulation = Simulation(config.model_copy(update={"device": given.device}))
-    before = _held() - simulation.parameters.size * (2 if precision == "bf16" else 4)
-    _forget_peak()
+    before = held() - simulation.parameters.size * (2 if precision == "bf16" else 4)
+    forget_peak()
     if way == "ours":
         for _ in simulation.play():
             pass
@@ -75,7 +75,7 @@ def peak_of(way: str, given: Namespace) -> dict[str, Any]:
         _backpropagate(simulation, way)
     x, _ = simulation.population.batches(0, 0, [0])  # pyright: ignore[reportArgumentType]
     shape = " x ".join(map(str, getattr(x, "shape", (given.batch,))[1:]))
-    return {"bytes": _held(peak=True) - before, "parameters": simulation.parameters.size, "batch": shape}
+    return {"bytes": held(peak=True) - before, "parameters": simulation.parameters.size, "batch": shape}
 
 
 def _backpropagate(simulation: Simulation, optimizer: str) -> None:
@@ -90,7 +90,7 @@ def _backpropagate(simulation: Simulation, optimizer: str) -> None:
         steps.zero_grad()
 
 
-def _held(*, peak: bool = False) -> int:
+def held(*, peak: bool = False) -> int:
     """How much memory is held now, or was at most."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
@@ -98,7 +98,7 @@ def _held(*, peak: bool = False) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:" if peak else "VmRSS:"))
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
     """Begin to look for the peak anew."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

@@ -26,6 +26,10 @@ GENERATED = {
     DOCS / "reference" / name: text
     for name, text in runpy.run_path(str(ROOT / "scripts" / "generate_reference.py"))["pages"]().items()
 }
+GENERATED |= {
+    DOCS / "notebooks" / name: text
+    for name, text in runpy.run_path(str(ROOT / "scripts" / "notebooks.py"))["pages"]().items()
+}
 PAGES += sorted({*DOCS.rglob("*.md"), *GENERATED})
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 FENCE = re.compile(r"^( *)(```+).*?^\1\2`*$", re.MULTILINE | re.DOTALL)

@@ -39,6 +39,7 @@ def test_a_run_says_how_far_it_is_before_it_ends():
     with started("run", *SMALL, "--rounds", 1_000_000, "--rule", "krum", "--attack", "sf") as process:
         assert "6 clients, 1 of them may lie, rule krum, attack sf, 1,000,000 rounds" in process.stdout.readline()
         assert process.stdout.readline().startswith("0 of 1,000,000 rounds, accuracy 10.0%, loss 2.303, 0.0 kB sent")
+        assert process.stdout.readline().startswith("1,000,000 rounds will take about ")
         later = process.stdout.readline()
         assert later.split(" rounds")[0].endswith("0 of 1,000,000")
         assert later.rstrip().endswith("left")

@@ -6,16 +6,21 @@ import re
 import sqlite3
 import subprocess
 import sys
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import cyber0
 from cyber0 import tracking
 from cyber0.callbacks import Round
 from cyber0.cli import app
+from cyber0.cli.study import _Display
 from cyber0.errors import MissingExtra, UnknownName
+from cyber0.study.recipe import Recipe
+from cyber0.study.work import jobs_of, play
 
 OPTIONS = {"source": "embedded", "clients": 8, "byzantine": 2, "directions": 6, "batch": 16, "alpha": 1.0}
 OPTIONS |= {"rounds": 6, "evaluate_every": 2, "rule": "nnm+cwtm", "attack": "foe"}
@@ -66,16 +71,20 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_the_tracker(tmp_path):
 
 def test_a_study_logs_each_of_its_runs(tmp_path):
     pytest.importorskip("tensorboard")
-    recipe = tmp_path / "two.toml"
-    keys = "\n".join(f"{key} = {json.dumps(value)}" for key, value in OPTIONS.items() if key != "rule")
-    recipe.write_text(f'title = "Two"\nseeds = 1\n[base]\n{keys}\n[axes]\nrule = ["mean", "cwtm"]\n')
-    logs = f"tensorboard(logs={str(tmp_path / 'logs')!r})"
-    command = ["-m", "cyber0", "study", str(recipe), "--out", str(tmp_path / "out"), "--jobs", "1", "--track", logs]
-    done = subprocess.run([sys.executable, *command], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    keys = {key: value for key, value in OPTIONS.items() if key != "rule"}
+    recipe = Recipe.of({"title": "Two", "seeds": 1, "base": keys, "axes": {"rule": ["mean", "cwtm"]}})
+    jobs = jobs_of(recipe, {})
+    display = _Display(Console(file=StringIO()), recipe, [f"tensorboard(logs={str(tmp_path / 'logs')!r})"])
+    with display as watch:  # what `cyber0 study` shows, and tracks, as processes of its own return these outcomes
+        watch.begin([[job] for job in jobs], 0)
+        for number, job in enumerate(jobs):
+            watch.end(number, play([job], lambda _: None))
     folders = sorted((tmp_path / "logs" / "Two").iterdir())
     assert [folder.name.partition(" ")[0] for folder in folders] == ["cwtm_seed0", "mean_seed0"]
     assert [step for step, _ in tensorboard_of(folders[0])[0]["accuracy"]] == [0, 2, 4, 6]
+    command = ["study", "quick", "--out", str(tmp_path / "out"), "--track", "wandbb"]
+    with pytest.raises(UnknownName, match="unknown tracker 'wandbb'"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
 
 
 def test_a_federator_is_tracked_by_its_clients_evaluations(tmp_path):

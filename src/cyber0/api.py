@@ -52,6 +52,7 @@ def simulate(
     epsilon: float | None = None,
     delta: float | None = None,
     clip: float | None = None,
+    layerwise: bool = False,
     validation: float | None = None,
     evaluate_every: int | None = None,
     seed: int | None = None,
@@ -94,6 +95,8 @@ def simulate(
             batches follow from the seed here, so that a simulation shows what privacy costs and gives none.
         delta: The delta of that budget; 1e-5.
         clip: The length to which the slopes of each sample are clipped, in units of its gradient's length; 10.
+        layerwise: Whether the model is measured a layer at a time, all clients in one batch: for large models, which
+            then need little more memory than inference does.
         validation: The share of `train` that is held out to choose the best round by.
         evaluate_every: Rounds from one evaluation to the next.
         seed: Everything random follows from it.
@@ -120,7 +123,7 @@ def simulate(
                 f"{key} = {options[key]!r}: simulate trains the model and the data that it is given; for a task by "
                 "name use cyber0.run(cyber0.RunConfig(...))"
             )
-    task = task_of(model, train, test, loss=loss, metrics=metrics, classes=classes)
+    task = task_of(model, train, test, loss=loss, metrics=metrics, classes=classes, layerwise=layerwise)
     clients = clients or (40 if task.dataset.shares is None else len(task.dataset.shares))
     given: dict[str, Any] = {
         "task": f"{getattr(model, '__module__', '__main__')}:{label_of(model).rpartition('.')[2]}",

@@ -79,13 +79,15 @@ class Client:
                 local.apply(plan.step(round, epoch, steps[-1], self.moment), self.backend)
 
         def project() -> NDArray[np.float32]:
-            return projected(self.parameters, plan, round, np.concatenate(steps), self.backend)
+            moved = self.parameters.block(plan.blocks, plan.seed, round)
+            return projected(moved, plan, round, np.concatenate(steps), self.backend)
 
         return plan.message(steps, project)
 
     def _step(self, local: Parameters, round: int, epoch: int) -> NDArray[np.float32]:  # noqa: A002
         """Return the scalars of one local step (Alg. 1, lines 5 to 8)."""
         plan, batch = self.plan, self.batch(round, epoch)
+        local = local.block(plan.blocks, plan.seed, round)
         keys = plan.keys(round, plan.epoch(epoch))
         options: dict[str, Any] = {"mu": plan.mu, "family": plan.family, "backend": self.backend}
         slopes, private = self._sample_slopes, self.private
@@ -112,7 +114,7 @@ def projected(
     scalars: NDArray[np.float32],
     backend: str | Backend | None = None,
 ) -> NDArray[np.float32]:
-    """A whole local update, the scalars of all its steps, projected on the round's own directions.
+    """A whole local update of what a round moves, the scalars of all its steps, projected on directions of its own.
 
     >>> import torch
     >>> plan = Plan(seed=1, directions=4, local_epochs=2, scheme="compressed", mu=1e-3, lr=0.1)

@@ -19,8 +19,8 @@ class Commit:
 
     `scalars` has a row for each set of directions and a column for each direction. It is kept in float32, the type it
     is sent in. `epochs` names the local epoch whose directions each row multiplies; 0, 1, ... by default.
-    `coefficients` are what the directions are multiplied with: learning rate times scalar in float64, rounded once to
-    float32.
+    With `blocks` above 1 it moves one of so many blocks of the model alone: see `cyber0.blocks`. `coefficients` are
+    what the directions are multiplied with: learning rate times scalar in float64, rounded once to float32.
 
     >>> commit = Commit(seed=7, round=0, lr=0.01, scalars=[[1.0, -2.0]])
     >>> commit.keys[1]
@@ -35,6 +35,7 @@ class Commit:
     scalars: Sequence[Sequence[float]] | NDArray[Any]
     family: Family = "gaussian"
     epochs: Sequence[int] | None = None
+    blocks: int = 1
     coefficients: NDArray[np.float32] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

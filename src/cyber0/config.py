@@ -46,6 +46,7 @@ Positive = Annotated[int, Field(ge=1)]
 LATER = {
     "step_rule": "plain",
     "train": "all",
+    "blocks": 1,
     **dict.fromkeys(("clip", "least_noise", "epsilon", "delta", "noise")),
 }  # keys that earlier versions had not: left out of what is written if as it was then
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
@@ -100,6 +101,9 @@ class Agreement(Options):
     train: str = Field(
         default="all",
         description="What of the model: e.g. head, last(layers=2)+head, all-embeddings, encoder.layer.5.*.",
+    )
+    blocks: Annotated[int, Field(ge=1, le=2**16)] = Field(
+        default=1, description="A round moves one of so many blocks of the model, in turn; 1: all of it."
     )
     clients: Annotated[int, Field(ge=1, lt=2**32)] = Field(
         default=40, description="How many clients there are (the paper's n)."
@@ -216,6 +220,7 @@ class Agreement(Options):
             schedule=_parsed(parse_schedule, self.schedule),
             horizon=self.horizon,
             step_rule=_parsed(parse_step_rule, self.step_rule),
+            blocks=self.blocks,
         )
 
 
@@ -266,7 +271,7 @@ class SimulationOptions(Options):
                 raise ValueError(f"alpha = {self.alpha} and partition = {self.partition!r}: give alpha once")
         elif name.strip() == "dirichlet" and self.alpha is None:
             object.__setattr__(self, "alpha", ALPHA)
-        elif name.strip() in ("iid", "shards", "shuffled") and self.alpha is not None:
+        elif name.strip() in ("iid", "natural", "shards", "shuffled") and self.alpha is not None:
             raise ValueError(
                 f"alpha = {self.alpha} is for partition = 'dirichlet', not {self.partition!r}: leave it out"
             )
@@ -279,8 +284,12 @@ class MachineOptions(Options):
     data: str | None = Field(default=None, description="The folder of the data files.")
     source: str = Field(default="auto", description="Where the data come from: auto, embedded, or the full set's name.")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
-    engine: Literal["batched", "sequential"] = Field(
-        default="batched", description="All clients at once, or one by one."
+    engine: Literal["batched", "sequential", "ray", "ray-batched"] = Field(
+        default="batched",
+        description="All clients at once, or one by one; on Ray actors, shares of them one by one, or at once.",
+    )
+    actors: Positive | None = Field(
+        default=None, description="How many Ray actors; one for each GPU or core if not given."
     )
     evaluate_every: Positive = Field(default=10, description="Rounds from one evaluation to the next.")
 
@@ -300,8 +309,15 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        if self.actors is not None and not self.engine.startswith("ray"):
+            raise ValueError(f"actors = {self.actors} are for engine = 'ray' or 'ray-batched', not {self.engine!r}")
+        if self.algorithm == "fedavg" and self.engine.startswith("ray"):
+            raise ValueError(f"engine = {self.engine!r} sends scalars alone, and FedAvg sends weights: use 'batched'")
         if self.algorithm == "fedavg" and self.plan.step_rule.normalises:
             raise ValueError(f"step_rule = {self.step_rule!r} is for algorithm = 'cyber0': FedAvg sends no scalars")
+        if self.blocks > 1 and (self.algorithm == "fedavg" or self.is_private):
+            other = "algorithm = 'fedavg' moves all weights" if self.algorithm == "fedavg" else "privacy is simulated"
+            raise ValueError(f"blocks = {self.blocks}: {other} in every round; leave blocks out")
         return self
 
     @property

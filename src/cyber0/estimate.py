@@ -139,7 +139,7 @@ class _Objective(torch.nn.Module):
         if parameters.module is None:
             raise InvalidEstimate("an estimate needs a torch module: build the parameters with Parameters.of(module)")
         self.model, self.parameters_, self.losses, self.batch = parameters.module, parameters, losses, batch
-        self.buffers_: dict[str, torch.Tensor] = {}  # in place of the model's own
+        self.buffers_: dict[str, torch.Tensor] = {}  # in place of the model's own, and of its frozen parameters
 
     def forward(self) -> torch.Tensor:
         losses = self.losses(self.model, self.batch)
@@ -248,8 +248,13 @@ def _doubled(objective: _Objective) -> "_Objective | None":
         return None
     batch = trees.tree_map(_in_double, objective.batch)
     doubled = _Objective(parameters, objective.losses, batch)
-    named = doubled.named_buffers()
-    doubled.buffers_ = {name: _in_double(buffer) for name, buffer in named if buffer.dtype == torch.float32}
+    frozen = (
+        (name, each)
+        for name, each in doubled.named_parameters()
+        if name.removeprefix("model.") not in parameters.tensors
+    )
+    others = (*doubled.named_buffers(), *frozen)
+    doubled.buffers_ = {name: _in_double(each.detach()) for name, each in others if each.dtype == torch.float32}
     weights = {name: tensor.detach().double() for name, tensor in parameters.tensors.items()}
     try:
         return doubled if doubled.at(weights).dtype == torch.float64 else None

@@ -11,12 +11,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cyber0.blocks import cut
 from cyber0.commit import Commit
 from cyber0.directions import Backend, fingerprint
 from cyber0.directions.api import buffer, fold, prepare
@@ -93,6 +94,8 @@ class Parameters:
     '0x777132df505676a1'
     """
 
+    offset = 0  # of a block: where it begins in the flat vector of the whole model
+
     def __init__(self, tensors: Mapping[str, Any], module: "Module | None" = None) -> None:
         if not tensors:
             raise InvalidParameters("there is nothing to train: no parameter has requires_grad = True")
@@ -104,6 +107,7 @@ class Parameters:
         self._tensors = dict(tensors)
         self._module = module
         self._pending: Commit | None = None
+        self._blocks: dict[int, list[Parameters]] = {}
         self.manifest = Manifest(tuple(entries))
         self._flat = [_flat(name, tensor) for name, tensor in tensors.items()]
         _refuse_shared_memory(self.manifest, self._flat)
@@ -158,6 +162,30 @@ class Parameters:
             if _address(self._tensors[entry.name]) != _address(flat):
                 raise InvalidParameters(f"parameter {entry.name!r} has been moved: build its Parameters anew")
 
+    def block(self, blocks: int, seed: int, round: int) -> "Parameters":  # noqa: A002
+        """Return what a round moves: one of so many blocks, as parameters in the same memory, or all, if that is 1.
+
+        >>> import numpy as np
+        >>> whole = Parameters({name: np.zeros(3, dtype=np.float32) for name in "abc"})
+        >>> [list(whole.block(2, seed=7, round=t).tensors) for t in range(3)]
+        [['b', 'c'], ['a'], ['b', 'c']]
+        """
+        if blocks == 1:
+            return self
+        if blocks not in self._blocks:
+            self._blocks[blocks] = [self._part(part) for part in cut([e.size for e in self.manifest.entries], blocks)]
+        found = self._blocks[blocks]
+        return found[(seed + round) % len(found)]
+
+    def _part(self, places: range) -> "Parameters":
+        entries = [self.manifest.entries[place] for place in places]
+        part = Parameters({entry.name: self._tensors[entry.name] for entry in entries}, self._module)
+        part.offset = entries[0].start
+        return part
+
+    def _moved(self, commit: Commit) -> "Parameters":
+        return self.block(commit.blocks, commit.seed, commit.round)
+
     def apply(self, commit: Commit, backend: str | Backend | None = None) -> None:
         """Advance by one round: the one writer of a federation's weights.
 
@@ -165,7 +193,7 @@ class Parameters:
         once. bf16 weights round that stochastically with bits of the stream. A pending commit is applied before.
         """
         self.settle()
-        for tensors, chosen, packed in self._steps(commit, backend):
+        for tensors, chosen, packed in self._moved(commit)._steps(commit, backend):
             chosen.descend_all(tensors, packed)
 
     def _steps(self, commit: Commit, backend: str | Backend | None = None) -> list[tuple[Any, Backend, Packed]]:
@@ -179,9 +207,10 @@ class Parameters:
     def defer(self, commit: Commit) -> None:
         """Keep a commit pending until `settle`, or until a walk, which reads all weights anyway, applies it on its way.
 
-        A commit that is pending already is applied first. Until the new one is applied, reading the weights raises
-        InvalidParameters, so that nobody can take the old ones for the new. Who holds a tensor or the module without
-        asking this object for it must call `settle` before reading it.
+        One that moves a block is applied at once, as the next round reads another block. A commit that is pending
+        already is applied first. Until the new one is applied, reading the weights raises InvalidParameters, so that
+        nobody can take the old ones for the new. Who holds a tensor or the module without asking this object for it
+        must call `settle` before reading it.
 
         >>> import numpy as np
         >>> parameters = Parameters({"w": np.zeros(5, dtype=np.float32)})
@@ -193,6 +222,9 @@ class Parameters:
         >>> parameters.tensors["w"][0]
         np.float32(-2.9155475e-05)
         """
+        if commit.blocks > 1:
+            self.apply(commit)
+            return
         self.settle()
         self._pending = commit
 
@@ -230,10 +262,23 @@ class Parameters:
         array([-2.1869912 , -0.26883638], dtype=float32)
         """
         self.settle()
-        for group in _groups(commits):
-            packed = _packed(group)
-            for device, tensors in self._by_device().items():
-                fold(tensors, packed, group[0].family, self.size, backend, device)
+        for blocks, same in groupby(commits, key=lambda commit: commit.blocks):
+            for part, own in [(self, same)] if blocks == 1 else self._by_block(same):
+                for group in _groups(own):
+                    part._fold(group, backend)
+
+    def _by_block(self, commits: Iterable[Commit]) -> "Iterable[tuple[Parameters, Iterable[Commit]]]":
+        """Return commits by the block that each moves; blocks share no weights, so one can follow the other."""
+        found: dict[int, tuple[Parameters, list[Commit]]] = {}
+        for commit in commits:
+            part = self._moved(commit)
+            found.setdefault(id(part), (part, []))[1].append(commit)
+        return found.values()
+
+    def _fold(self, group: list[Commit], backend: str | Backend | None) -> None:
+        packed = _packed(group)
+        for device, tensors in self._by_device().items():
+            fold(tensors, packed, group[0].family, self.size, backend, device)
 
     def _by_device(self) -> dict[Any, list[tuple[Any, int]]]:
         places: dict[Any, list[tuple[Any, int]]] = {}

@@ -49,7 +49,7 @@ class Plan:
     """Everything clients agree on before a round: given the round's number, what to measure and what to send.
 
     `scale` is that of the compressed scheme: with the factor that makes the expected update right (d / nu on the
-    sphere, else 1 / nu), or the paper's plain projection.
+    sphere, else 1 / nu), or the paper's plain projection. `blocks` are those of `cyber0.blocks`.
 
     >>> plan = Plan(seed=7, directions=2, local_epochs=3, scheme="unbiased", mu=1e-3, lr=0.01)
     >>> plan.keys(round=5, epoch=2)[1]
@@ -69,6 +69,7 @@ class Plan:
     schedule: Schedule = field(default_factory=Schedule)
     horizon: int | None = None
     step_rule: StepRule = field(default_factory=StepRule)
+    blocks: int = 1
 
     @property
     def sends(self) -> Literal["steps", "sum", "projection"]:
@@ -115,7 +116,7 @@ class Plan:
         `moment` is what the step rule has derived from the commits of earlier rounds.
         """
         epochs, rate = [self.epoch(local_epoch)], self._rate(round, scalars, moment)
-        return Commit(self.seed, round, rate, np.asarray(scalars)[None], self.family, epochs)
+        return Commit(self.seed, round, rate, np.asarray(scalars)[None], self.family, epochs, self.blocks)
 
     def message(self, steps: Sequence[Any], project: Callable[[], Any], axis: int = 0) -> Any:
         """Return what clients send of their local steps, each [..., directions], with the rows at `axis`.
@@ -140,7 +141,8 @@ class Plan:
         `moment` is what the step rule has derived from the commits of earlier rounds: `CommitSequence` keeps it.
         """
         epochs = [COMPRESSED_EPOCH] if self.sends == "projection" else list(range(self.rows))
-        return Commit(self.seed, round, self._rate(round, scalars, moment), scalars, self.family, epochs)
+        rate = self._rate(round, scalars, moment)
+        return Commit(self.seed, round, rate, scalars, self.family, epochs, self.blocks)
 
     def _rate(self, round: int, scalars: Any, moment: float) -> float:  # noqa: A002
         return self.step_rule.rate(self.rate(round), self.step_rule.after(moment, scalars))

@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-__all__ = ["Lines", "Progress", "bars", "count", "duration"]
+__all__ = ["Lines", "Pace", "Progress", "bars", "count", "duration"]
 
+FIRST = 3  # rounds by which a pace is known, after the first, which sets things up
+SHORT = 60.0  # seconds of work that nobody needs to be told beforehand
 NEWS = 5.0  # seconds between two plain lines when there is news
 QUIET = 20.0  # seconds between two plain lines when there is none
 
@@ -76,6 +78,7 @@ class Progress:
         self._bars = bars(console) if console.is_terminal else None
         self._lines = Lines(console, what, total, unit)
         self._what, self._total, self._unit = what, total, unit
+        self.total = total
         if self._bars is not None:
             self._bar = self._bars.add_task(what, total=total, count="", note="")
 
@@ -96,6 +99,33 @@ class Progress:
         self._total = self._total if total is None else total
         shown = count(done, self._total, self._unit)
         self._bars.update(self._bar, completed=done, total=self._total, count=shown, note=note)
+
+
+class Pace:
+    """Says once, after the first few rounds, how long all of them will take, if that is more than a minute.
+
+    >>> pace = Pace(Console(), 4000, clock=iter([0, 0.5, 1.0, 1.6]).__next__)
+    >>> for _ in range(9):
+    ...     pace.round()
+    4,000 rounds will take about 36 min, at 0.53 s a round; evaluations come on top
+    """
+
+    def __init__(self, console: Console, rounds: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._rounds, self._clock = console, rounds or 0, clock
+        self._times: list[float] = []
+
+    def round(self) -> None:
+        """Take note that a round is over."""
+        if len(self._times) > FIRST:
+            return
+        self._times.append(self._clock())
+        if len(self._times) <= FIRST:
+            return
+        each = (self._times[-1] - self._times[0]) / FIRST
+        if each * self._rounds > SHORT:
+            text = f"{self._rounds:,} rounds will take about {duration(each * self._rounds)}, at {each:.2g} s a round"
+            self._console.print(f"{text}; evaluations come on top", markup=False, highlight=False, soft_wrap=True)
+            self._console.file.flush()
 
 
 def bars(console: Console) -> Bars:

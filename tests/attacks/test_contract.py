@@ -14,6 +14,7 @@ from cyber0.errors import InvalidAttack, UnknownName
 from cyber0.registry import name_of
 
 SEARCHING = ("alie", "alie-nnm", "foe", "foe-nnm")
+ON_DATA = ("backdoor", "feature-noise", "lf")  # liars send what they measure
 FIXED = [*sorted(set(ATTACKS) - set(SEARCHING)), *(f"{name}(omega=1.5)" for name in SEARCHING)]
 ALL = [*ATTACKS, *(f"foe(search='{search}')" for search in ("line", "grid", "both"))]
 RULES = [get_rule(name) for name in ("cwtm", "krum", "nnm+cwtm", "nnm+krum", "mean")]
@@ -116,7 +117,7 @@ def test_numpy_and_torch_find_equally_strong_lies(attack, scene):
     np.testing.assert_allclose(achieved(attack, ours, *scene), achieved(attack, theirs, *scene), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("attack", sorted(set(ALL) - {"none", "lf", "tma"}))
+@pytest.mark.parametrize("attack", sorted(set(ALL) - {"none", "tma", *ON_DATA}))
 @settings(max_examples=10)
 @given(scene=scenes(kinds=("normal", "ties")))
 def test_lies_depend_on_the_honest_alone(attack, scene):

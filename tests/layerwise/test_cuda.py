@@ -120,6 +120,38 @@ def test_a_norm_of_both_halves_is_that_of_each(centred, biased):
         torch.testing.assert_close(out[part], own, atol=1e-4, rtol=1e-4)
 
 
+@types
+def test_the_norm_of_a_sum_has_the_bits_of_both_steps(dtype):
+    from cyber0.layerwise import kernels
+
+    x, residual = (flat.to(DEVICE).view(6, 5, 96) for flat, _ in tensors([(6 * 5 * 96, 0)] * 2, dtype))
+    vectors = [flat.to(DEVICE) for flat, _ in tensors([(96, 0)] * 4, torch.float32)]
+    weight, bias = tuple(vectors[:2]), tuple(vectors[2:])
+    expected = kernels.norm(x + residual, weight, bias, 1e-5, centred=True)
+    found = kernels.norm(x, weight, bias, 1e-5, centred=True, residual=residual)
+    if INTERPRETED and dtype == torch.bfloat16:  # the interpreter does not round to nearest
+        torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)
+    else:
+        assert same(found, expected)
+    assert found.data_ptr() == x.data_ptr()
+
+
+@types
+@bits
+def test_a_pass_over_several_rounds_is_one_after_the_other(dtype, family):
+    from cyber0.directions.kernels import Triton
+
+    for size, start in ((3000, 16), (70, 7777), (2100, 2**34 - 1000)):
+        weights = tensors([(size, start)], dtype)[0][0]
+        packed = pack(KEYS * 2, family, [1.0] * 6, [*STEPS, *STEPS]).reshape(3, 2)
+        ours = weights.clone().to(DEVICE)
+        Triton().fold(ours, packed, start)
+        for row in packed:
+            keys = [DirectionKey(7, int(one["t"])) for one in row]
+            descend(weights, keys, row["coefficient"], out=weights, start=start, family=family)
+        assert same(ours, weights)
+
+
 @bits
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("model", ["roberta", "albert", "gpt2"])

@@ -15,7 +15,7 @@ from torch import nn
 from cyber0.commit import Commit
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import estimate
-from cyber0.layerwise import LayerwiseEstimate, Walk
+from cyber0.layerwise import LayerwiseEstimate, Walk, modules
 from cyber0.layerwise.batching import cuts
 from cyber0.layerwise.modules import blocks, trained
 from cyber0.parameters import Parameters, to_bf16
@@ -354,6 +354,37 @@ def test_what_is_frozen_makes_no_block(arithmetic):
         estimate(parameters, cross_entropy, (x, y), keys(1), mu=1e-2),
         1e-4 if walk.arithmetic.itemsize == 4 else 0.1,
     )
+
+
+@pytest.mark.parametrize("arithmetic", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model", ["roberta", "bert", "encoder"])
+def test_steps_that_are_run_as_one_give_the_bits_of_each(model, arithmetic, monkeypatch):
+    """A product and its activation, a product and the norm of its sum: in place of new memory, with the same bits."""
+    own = classifier(model)
+    found = {run.__name__ for _, run in modules.handlers(own)}
+    assert {"_activated", "_summed"} <= found
+    x, y = (part[:1] for part in prompts())
+    measured = Walk(Parameters.of(own), cross_entropy, arithmetic).slopes(x, y, keys()[0], 1e-3)
+    monkeypatch.setattr(modules, "_fused", lambda _: None)
+    apart = Walk(Parameters.of(own), cross_entropy, arithmetic)
+    assert not {"_activated", "_summed"} & {run.__name__ for _, run in apart.handlers}
+    assert torch.equal(measured, apart.slopes(x, y, keys()[0], 1e-3))
+
+
+class Scaled(torch.nn.Module):
+    """Children like those of a layer of BERT, and other code."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.dense, self.last = torch.nn.Linear(8, 8), last
+
+    def forward(self, x, residual=None):
+        return self.last(0.5 * self.dense(x) + (0 if residual is None else residual))
+
+
+@pytest.mark.parametrize("last", [torch.nn.GELU(), torch.nn.LayerNorm(8)])
+def test_a_module_that_only_looks_like_two_steps_runs_its_own_code(last):
+    assert modules._fused(Scaled(last)) is None
 
 
 def test_a_module_of_two_names_is_one_and_left_as_it_was():

@@ -176,6 +176,8 @@ def test_the_terms_say_what_a_run_costs_and_who_reads_the_votes():
     for part in ("mnist, 7,850 parameters", "8 directions", "3 local epochs, unbiased", "batch 16", "50, about ",
                  "cwtm, of 10 clients 2 may lie, 7 votes decide", "final once 7 of 10 invited clients"):  # fmt: skip
         assert part in text
+    some = said_by(Settings.of(recipe(train="head", blocks=6)))
+    assert "mnist, of which head is trained, 7,850 parameters, one of 6 blocks in each round" in some
     assert "1 round is caught with probability 5.0%, in 10 40.1%, in 100 99.4%" in text
     assert "WARNING: votes are readable by the federator, by every client that audits and by whoever has" in text
     assert "whoever sees the network" in said_by(settings, secure=False)

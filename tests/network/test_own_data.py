@@ -1,6 +1,7 @@
 """Clients with files of their own: each trains on all that it has, and all mean the same by a label."""
 
 import csv
+import gzip
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 from itertools import cycle, islice, product
 
 import pytest
+import torch
 from tests.network.parties import free_port
 from tests.network.test_commands import command, until
 from tomli_w import dumps
@@ -17,6 +19,8 @@ from cyber0.cli import app
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.tasks.text import tiny
+
+transformers = pytest.importorskip("transformers")
 
 ROWS = 300
 
@@ -157,6 +161,42 @@ def texts(folder, first=0, file="train.jsonl", **changes):
     prompt = {**tiny.PROMPT, **changes, "data": {"label": "label", "train": file, "test": "test.jsonl"}}
     (folder / "prompt.toml").write_text(dumps(prompt))
     return folder
+
+
+def test_four_companies_tune_one_chat_model_each_on_a_file_of_its_own(tmp_path):
+    """As in docs/text.md: real processes, files of other names and kinds, and one of the four lies."""
+    model = tiny.model(tmp_path / "tiny", "llama")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = tiny.CHAT
+    tokenizer.save_pretrained(model)
+    lines = (tiny.chats(tmp_path / "all", messages=True) / "train.jsonl").read_text().splitlines(keepends=True)
+    files = [tmp_path / name for name in ("ours.jsonl", "chats.jsonl", "packed.jsonl.gz", "more.jsonl")]
+    for place, file in enumerate(files):
+        text = "".join(lines[place::4]).encode()
+        file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
+    address, federator = serve(
+        tmp_path, "--clients", "4", "--task", "completion(length=24)", "--model", "tiny",
+        "--family", "gaussian", "--directions", "2", "--step-rule", "normalised", "--schedule", "cosine",
+        "--lr", "0.05", "--batch", "6", "--rounds", "12",
+    )  # fmt: skip
+    lies = ((), (), (), ("--attack", "sf"))
+    joined = [
+        join(tmp_path, address, f"client-{place}", file, "--model", model, "--threads", "1", *lies[place])
+        for place, file in enumerate(files)
+    ]
+    outs = list(map(ended, joined))
+    ended(federator)
+    assert all("training on all 10 samples of this client's data" in out for out in outs)
+    assert len({re.search("fingerprint +([0-9a-f]{16})", out)[1] for out in outs}) == 1
+    ledger = tmp_path / "run.ledger"
+    with File(ledger, read_only=True) as opened:
+        report = verify(opened)
+        assert (report.findings, report.aggregates) == ([], 12)
+    told = CliRunner().invoke(app, ["export", str(ledger), "--model", str(model), "--out", str(tmp_path / "chat")])
+    assert told.exit_code == 0, told.output
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "chat")
+    before = transformers.AutoModelForCausalLM.from_pretrained(model)
+    assert not torch.equal(plain.get_input_embeddings().weight, before.get_input_embeddings().weight)
 
 
 def other_tokenizer(tmp_path, model):

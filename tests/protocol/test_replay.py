@@ -308,6 +308,7 @@ def test_a_long_replay_says_how_far_it_is(monkeypatch):
     fill(ledger, run, 30)
     weights = parameters()
     monkeypatch.setattr(sys.modules["cyber0.replay.rebuild"], "AT_ONCE", 7 * run.plan.scalars * weights.size)
+    monkeypatch.setattr(sys.modules["cyber0.replay.rebuild"], "LEAST", 1)
     said = []
     mark = rebuild(ledger, weights, watch=said.append)
     assert said == [7, 14, 21, 28, 30]

@@ -113,3 +113,7 @@ def test_one_command_draws(results, folder, tmp_path, kind, ending):
 def test_what_cannot_be_drawn_is_said(results, folder, arguments, message):
     with pytest.raises(cyber0.Cyber0Error, match=message):
         plot(*(folder / name for name in results), *arguments)
+
+
+def test_a_notebook_shows_a_figure_as_a_picture(results):
+    assert results["a"].plot().figure._repr_png_().startswith(b"\x89PNG")

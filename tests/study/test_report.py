@@ -15,7 +15,7 @@ from cyber0.errors import InvalidData
 from cyber0.study.report import render, write
 from cyber0.study.results import Failure, Results
 from cyber0.study.statistics import agreement, measure
-from cyber0.study.tables import mean_and_sd, signed
+from cyber0.study.tables import grid, mean_and_sd, signed, to_csv, to_latex, to_markdown
 
 VOID = {"meta", "br"}
 RECIPE = small(**PAPER, figures=FIGURES, note="Mind `<b>` here.\n\nAnd there.")
@@ -167,3 +167,25 @@ def test_the_terminal_shows_spread_and_the_last_accuracy():
     shown = console.file.getvalue()
     assert re.search(r"cwtm .* SF .* \d+\.\d ± \d+\.\d \(\d+\.\d\)", shown)
     assert "mean ± s.d. of 3 seeds; in parentheses after the last round" in shown
+
+
+def test_the_success_of_an_attack_stands_beside_the_accuracy_that_counts():
+    recipe = small(seeds=2, axes={"rule": ["cwtm", "krum"], "attack": {"BD": "backdoor", "none": "none"}})
+    frame = invent(recipe, seeds=2).frame
+    aimed = frame["attack"] == "BD"
+    frame.loc[aimed, "attack_success"] = frame.loc[aimed, "round"] / 40 + frame.loc[aimed, "seed"] / 100
+    results = Results(recipe, frame)
+    backdoored, clean = measure(results)[:2]
+    assert (backdoored.success.mean, backdoored.success.n, clean.success) == (pytest.approx(50.5), 2, None)
+    assert f"{mean_and_sd(backdoored.best)}, attack success 50.5 ± 0.7 |" in to_markdown(grid(recipe, measure(results)))
+    assert "attack success" in to_latex(grid(recipe, measure(results)))
+    lines = to_csv(recipe, measure(results)).splitlines()
+    assert lines[0].endswith(",attack_success_mean,attack_success_sd")
+    assert lines[2].endswith(",,")
+    text = Page(render(results)).text
+    assert "attack 50.5" in text
+    assert "how often the attack reached its goal" in text
+    console = Console(file=StringIO(), width=200)
+    show(console, results)
+    assert "attack 50.5" in console.file.getvalue()
+    assert "attack_success" not in to_csv(QUICK.recipe, measure(QUICK))

@@ -25,7 +25,7 @@ def _frame(folder):
     """The evaluations of a published study."""
     [data] = folder.glob("results.csv*")
     labels = dict.fromkeys(get_recipe(folder.name).axes, str)  # "none" is no missing value, and 1e-4 no number
-    return pd.read_csv(data, dtype=labels, keep_default_na=False, na_values={"loss": [""]})
+    return pd.read_csv(data, dtype=labels, keep_default_na=False, na_values={"loss": [""], "attack_success": [""]})
 
 
 def _cells(folder):

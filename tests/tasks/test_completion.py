@@ -1,21 +1,15 @@
 """Causal models are tuned to complete prompts: the loss is that of transformers, and all parties hold the same bits."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from tests.network.test_federation import play
 from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.config import RunConfig
 from cyber0.errors import InputError, InvalidData
-from cyber0.network.local_model import LocalModel
-from cyber0.network.member import Member
-from cyber0.protocol.ledger import Memory
-from cyber0.replay import base, rebuild
 from cyber0.simulation import Simulation
 from cyber0.simulation.run import run
 from cyber0.tasks.evaluation import evaluate
@@ -110,26 +104,6 @@ def test_a_model_learns_to_complete_and_is_exported(chats, tmp_path):
         )
 
 
-def test_four_companies_tune_one_chat_model_each_on_its_own_file(chats, tmp_path):
-    """No client sees the rows of another; all end with the bits that the ledger leads to."""
-    rows = (chats / "chat" / "train.jsonl").read_text().splitlines(keepends=True)
-    for place in range(4):
-        (tmp_path / str(place)).mkdir()
-        (tmp_path / str(place) / "train.jsonl").write_text("".join(rows[place::4]))
-    config, ledger = config_of(chats, rounds=6, step_rule="normalised"), Memory()
-
-    def member(settings, name, place):
-        task = make(TASK, tmp_path / str(place), "auto", str(chats / "model"))
-        return Member(settings, name, LocalModel(config.agreement, place, task, "cpu"))
-
-    makes = {f"client-{place}": partial(member, name=f"client-{place}", place=place) for place in range(4)}
-    ended, _ = play(config, ledger, makes, settings={"deadline": 20.0})
-    marks = [one.model.fingerprint() for one in ended.values()]
-    _, parameters = base(ledger.identity, chats / "model" / "model.safetensors")
-    assert set(marks) == {rebuild(ledger, parameters)}
-    assert ledger.head.rounds == 6
-
-
 def test_long_prompts_lose_their_beginning_and_bad_rows_are_named(chats, tmp_path):
     def task(text, options="", name="train.jsonl"):
         (tmp_path / name).write_text(text)
@@ -154,7 +128,7 @@ def test_long_prompts_lose_their_beginning_and_bad_rows_are_named(chats, tmp_pat
             task(text if "to train" in sentence else 2 * text)
     with pytest.raises(InputError, match="unknown option 'trian'"):
         make("completion(trian='a')", tmp_path, "auto", str(chats / "model"))
-    with pytest.raises(InputError, match="needs a causal language model"):
+    with pytest.raises(InputError, match="needs a language model that writes texts"):
         make("completion(train='a')", tmp_path)
     plain = str(tiny.model(tmp_path / "plain", "llama"))
     with pytest.raises(InvalidData, match="has no chat template"):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import typer
+from tests.tasks.test_images import leaf
 from typer.testing import CliRunner
 
 from cyber0.cli.data import data
@@ -84,5 +85,13 @@ def test_bad_input_is_a_sentence(tmp_path, monkeypatch):
 
 def test_every_option_is_explained():
     output = invoke("--help")
-    for option in ("clients", "partition", "alpha", "seed", "data", "source", "out"):
+    for option in ("task", "clients", "partition", "alpha", "seed", "data", "source", "out"):
         assert re.search(rf"--{option} +[A-Z]", output), output
+
+
+def test_many_labels_are_counted_rather_than_listed(tmp_path):
+    data = leaf(tmp_path / "leaf")
+    output = invoke("--task", "femnist", "--data", data, "--partition", "natural", "--clients", 5)
+    assert output.startswith("FEMNIST, 25 + 10 images of 5 writers")
+    assert re.search(r"client +labels +total", output)
+    assert sorted(int(row.split()[2]) for row in re.findall(r"(?m)^ +\d+ +\d+ +\d+ *$", output)) == [3, 4, 5, 6, 7]

@@ -1,6 +1,8 @@
 """Downloads over real sockets, from a server on this machine."""
 
+import hashlib
 import threading
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -8,8 +10,9 @@ import numpy as np
 import pytest
 
 from cyber0.errors import InvalidData
+from cyber0.files import lock_file
 from cyber0.tasks import download, mnist
-from cyber0.tasks.files import cache_directory
+from cyber0.tasks.files import DataFile, cache_directory
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -135,3 +138,69 @@ def test_a_cache_that_cannot_be_made_is_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(InvalidData, match="cannot be made"):
         mnist.load(source="mnist")
+
+
+class Ranges(Quiet):
+    """Serves `content`, from where it is asked to; the first answer breaks off after `first` bytes."""
+
+    content, first, asked = b"", 0, []
+
+    def do_GET(self):
+        start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        self.asked.append(start)
+        if start > len(self.content):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        rest = self.content[start:]
+        self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        return self.wfile.write(rest[: self.first] if len(self.asked) == 1 else rest)
+
+
+def ranges(serve, **options):
+    handler = type("Handler", (Ranges,), {"content": bytes(range(256)) * 999, "asked": [], **options})
+    digest = hashlib.sha256(handler.content).hexdigest()
+    return handler, serve(handler), DataFile("photographs.tar.gz", len(handler.content), digest)
+
+
+@pytest.mark.parametrize("size", ["known", "not known"])
+def test_a_download_that_broke_off_goes_on_where_it_was(serve, tmp_path, size):
+    handler, mirror, file = ranges(serve, first=100_000)
+    file = file if size == "known" else replace(file, size=None)
+    cache = tmp_path / "mine"
+    with pytest.raises(InvalidData, match="the connection broke after 100,000 of 255,744 bytes"):
+        download.download([file], [mirror], cache)
+    assert not (cache / file.name).exists()
+    download.download([file], [mirror], cache)
+    assert handler.asked == [0, 100_000]
+    assert names(cache) == [file.name]
+    assert (cache / file.name).read_bytes() == handler.content
+
+
+@pytest.mark.parametrize("left", [b"of another file", bytes(300_000)])
+def test_what_is_left_of_another_file_is_not_built_upon(serve, tmp_path, left):
+    handler, mirror, file = ranges(serve, first=10**9)
+    (tmp_path / f".{file.name}.part").write_bytes(left)
+    download.download([file], [mirror], tmp_path)
+    assert handler.asked == [len(left), 0]
+    assert (tmp_path / file.name).read_bytes() == handler.content
+
+
+def test_a_mirror_that_knows_no_ranges_sends_all_of_it(mirror, published, monkeypatch):
+    cache, first = cache_directory("mnist"), mnist.FILES[0].name
+    cache.mkdir(parents=True)
+    (cache / f".{first}.part").write_bytes((published / first).read_bytes()[:50])
+    use(monkeypatch, mirror)
+    assert "30 + 10" in mnist.load(source="mnist").source
+    assert names(cache) == names(published)
+
+
+def test_two_processes_do_not_write_to_one_file(serve, tmp_path):
+    handler, mirror, file = ranges(serve, first=10**9)
+    part = tmp_path / f".{file.name}.part"
+    with lock_file(part, RuntimeError, "a+b") as other:
+        other.write(b"the other one's")
+        other.flush()
+        download.download([file], [mirror], tmp_path)
+        assert part.read_bytes() == b"the other one's"
+    assert (tmp_path / file.name).read_bytes() == handler.content

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -142,3 +144,47 @@ def test_what_cannot_be_exported_is_refused(folder, tmp_path):
     run(RunConfig(source="embedded", clients=3, byzantine=0, directions=1, rounds=1), tmp_path / "digits")
     told = invoke("export", tmp_path / "digits", "--out", tmp_path / "out")
     assert "trains no language model" in str(told.exception) + told.output
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that lets nobody in; what it was asked is in `server.asked`."""
+
+    def do_HEAD(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append(self.path)
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_upload_that_fails_is_said_and_the_folder_stays(folder, tmp_path, monkeypatch):
+    played(folder, tmp_path, "encoder", rounds=1)
+
+    def pushed(name):
+        told = invoke("export", tmp_path / "run", "--out", tmp_path / name, "--push", f"ann/{name}")
+        assert (tmp_path / name / "model.safetensors").exists()
+        return str(told.exception)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.asked = []
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", address)
+        assert "--push ann/one: the hub refuses it" in pushed("one")
+        assert server.asked == ["/api/repos/create"]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    said = pushed("two")
+    assert f"{address} does not answer; the model is in {tmp_path / 'two'}: try again by hf upload ann/two" in said

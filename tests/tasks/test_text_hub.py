@@ -63,7 +63,7 @@ def test_what_cannot_be_used_is_named():
 def test_without_datasets_the_line_that_installs_it_is_said(monkeypatch):
     monkeypatch.setattr("cyber0.tasks.text.hub.find_spec", lambda _: None)
     with pytest.raises(
-        MissingExtra, match="datasets is not installed: pip install datasets, or give the rows as a file"
+        MissingExtra, match=r"datasets is not installed: pip install 'cyber0\[data\]', or give the rows as a file"
     ):
         read("ag_news", PROMPT, ["text"])
 

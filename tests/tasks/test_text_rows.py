@@ -64,7 +64,7 @@ def test_a_prompt_that_cannot_be_is_refused(change, said):
 
 def test_a_class_may_have_a_word_for_each_kind_of_model():
     prompt = Prompt.of({**KEYS, "words": {"bad": "terrible", "good": {"masked": "great"}}})
-    assert prompt.words_of("masked") == {"bad": "terrible", "good": "great"}
+    assert prompt.words_of("masked") == {"bad": ("terrible",), "good": ("great",)}
     with pytest.raises(InvalidConfig, match="the class 'good' of texts has no word for a causal model: add it"):
         prompt.words_of("causal")
 
@@ -106,7 +106,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
         ("a.csv", "label,text\n1,x\n3,y\n", "a.csv, line 3: the label '3' is not one of bad, good (also written 0, 1)"),
         ("a.csv", "text\nx\n", "line 2: there is no column 'label' among text"),
         ("a.jsonl.gz", "no gzip", "cannot be read"),
-        ("a.parquet", "", "rows are read from .jsonl, .csv or .tsv"),
+        ("a.xlsx", "", "rows are read from .jsonl, .csv or .tsv"),
         (
             "a.csv",
             "label,text\n1,x, y\n",

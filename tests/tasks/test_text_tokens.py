@@ -75,8 +75,11 @@ def test_label_words_are_the_tokens_written_after_a_space(kind):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"bad": "terrible", "good": "greatful"}, "the label word 'greatful' of 'good' is 4 tokens of this model"),
-        ({"bad": "great", "good": " great"}, "the label words 'great' and ' great' are the same token"),
+        (
+            {"bad": ("terrible",), "good": ("greatful",)},
+            "the label word 'greatful' of 'good' is 4 tokens of this model",
+        ),
+        ({"bad": ("great",), "good": (" great",)}, "the label words 'great' and ' great' are the same token"),
     ],
 )
 def test_label_words_that_are_not_one_token_each_are_refused(words, said):
@@ -87,7 +90,7 @@ def test_label_words_that_are_not_one_token_each_are_refused(words, said):
 
 def test_an_unknown_word_is_refused():
     with pytest.raises(InvalidModel, match="is not in the vocabulary of this model"):
-        word_tokens(tiny.tokenizer("bert"), {"bad": "terrible", "good": "漢"})
+        word_tokens(tiny.tokenizer("bert"), {"bad": ("terrible",), "good": ("漢",)})
 
 
 LISTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=9)

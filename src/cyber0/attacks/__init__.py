@@ -31,8 +31,10 @@ A class given as an attack is instantiated once per run, with its options as key
 instance is called like a function and may keep state. It can be resumed if it has the methods `state()` and
 `restore(state)` of `AttackWithState`. `AttackRun` is an attack within one run, `mount` plays a single round.
 
-An attack that changes the labels of the liars rather than their votes has an attribute
-`corrupt_labels(labels, classes)`, as `lf` has (`CorruptsLabels`).
+An attack that changes the data of the liars rather than their votes has an attribute `corrupt_labels(labels, classes)`,
+as `lf` has (`CorruptsLabels`), or `corrupt_samples(inputs, labels, classes, rng)`, as `backdoor` and `feature-noise`
+have (`CorruptsSamples`). One that wants samples to be taken for something says so by `goal(inputs, labels, classes)`
+(`HasGoal`): how often the model does is its success, which evaluations report.
 """
 
 from cyber0.attacks.alie import alie, alie_nnm
@@ -40,7 +42,8 @@ from cyber0.attacks.foe import foe, foe_nnm
 from cyber0.attacks.labels import lf
 from cyber0.attacks.mimic import mimic
 from cyber0.attacks.registry import ATTACKS, get_attack, name_of
-from cyber0.attacks.run import AttackRun, AttackWithState, CorruptsLabels, mount
+from cyber0.attacks.run import AttackRun, AttackWithState, CorruptsLabels, CorruptsSamples, HasGoal, mount
+from cyber0.attacks.samples import backdoor, feature_noise
 from cyber0.attacks.scene import Attack
 from cyber0.attacks.simple import noise, none, nonfinite, sf, zero
 from cyber0.attacks.spread import min_max, min_sum
@@ -54,8 +57,12 @@ __all__ = [
     "AttackRun",
     "AttackWithState",
     "CorruptsLabels",
+    "CorruptsSamples",
+    "HasGoal",
     "alie",
     "alie_nnm",
+    "backdoor",
+    "feature_noise",
     "foe",
     "foe_nnm",
     "get_attack",

@@ -7,6 +7,7 @@ from cyber0.attacks.alie import alie, alie_nnm
 from cyber0.attacks.foe import foe, foe_nnm
 from cyber0.attacks.labels import lf
 from cyber0.attacks.mimic import mimic
+from cyber0.attacks.samples import backdoor, feature_noise
 from cyber0.attacks.scene import CONTEXT, Attack
 from cyber0.attacks.simple import noise, none, nonfinite, sf, zero
 from cyber0.attacks.spread import min_max, min_sum
@@ -17,6 +18,8 @@ __all__ = ["ALIASES", "ATTACKS", "get_attack", "name_of", "searches"]
 ATTACKS: dict[str, Attack] = {
     "alie": alie,
     "alie-nnm": alie_nnm,
+    "backdoor": backdoor,
+    "feature-noise": feature_noise,
     "foe": foe,
     "foe-nnm": foe_nnm,
     "lf": lf,

@@ -18,9 +18,10 @@ from cyber0.attacks.registry import get_attack, name_of, searches
 from cyber0.attacks.scene import CONTEXT, Attack, Liars, Rule, namespace, rows, rows_of
 from cyber0.errors import Cyber0Error, InvalidAggregation, InvalidAttack
 
-__all__ = ["AttackRun", "AttackWithState", "CorruptsLabels", "mount"]
+__all__ = ["AttackRun", "AttackWithState", "CorruptsLabels", "CorruptsSamples", "HasGoal", "mount"]
 
 DOMAIN = 0x41545441  # "ATTA": keeps these draws apart from others of the same seed
+SAMPLES = 0x53414D50  # "SAMP": of these, the draws of attacks on samples
 KNOWLEDGE = ("model", "votes")
 COLUMNS = ("round", "client", "byzantine", "admitted", "scalar", "honest", "sent", "aggregate")  # of a table of votes
 
@@ -47,6 +48,26 @@ class CorruptsLabels(Protocol):
         ...
 
 
+@runtime_checkable
+class CorruptsSamples(Protocol):
+    """An attack that changes the samples that Byzantine clients train on."""
+
+    def corrupt_samples(
+        self, inputs: NDArray[Any], labels: NDArray[Any], classes: int | None, rng: RandomGenerator, /, **options: Any
+    ) -> Any:
+        """Return other inputs and labels of the same shapes; a function is given its options, too."""
+        ...
+
+
+@runtime_checkable
+class HasGoal(Protocol):
+    """An attack that wants samples to be taken for something: how often they are is its success."""
+
+    def goal(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int | None, /, **options: Any) -> Any:
+        """Return inputs made of test samples, and the class that each is to be taken for."""
+        ...
+
+
 class AttackRun:
     """An attack within one run: it makes an instance of a class, draws by the run's seed, and keeps what is reported.
 
@@ -69,6 +90,10 @@ class AttackRun:
     is not finite, each value is a list along the first of them, with None where nothing was reported."""
     corrupt_labels: Callable[[Any, int], Any] | None
     """What Byzantine clients do to their labels: from (labels, classes) to labels; None where they keep them."""
+    corrupt_samples: Callable[[Any, Any, int | None], tuple[Any, Any]] | None
+    """What they do to their inputs and labels: from (inputs, labels, classes) to both; None where they keep them."""
+    goal: Callable[[Any, Any, int | None], tuple[Any, Any]] | None
+    """From test samples to inputs and the classes that the liars want the model to take them for; None without."""
     searches: bool
     """Whether one call can serve several runs: the attack searches for its strength, without chance or memory."""
     has_memory: bool
@@ -87,6 +112,9 @@ class AttackRun:
         self.searches = searches(found)
         declared = found.func if isinstance(found, partial) and not self.has_memory else self.attack
         self.corrupt_labels = self._corrupted(declared) if isinstance(declared, CorruptsLabels) else None
+        options = {} if self.has_memory else _options(cast("Attack", found))
+        self.corrupt_samples = self._poisoned(declared, options) if isinstance(declared, CorruptsSamples) else None
+        self.goal = self._aimed(declared, options) if isinstance(declared, HasGoal) else None
 
     def mount(
         self,
@@ -225,6 +253,42 @@ class AttackRun:
 
         return corrupt_labels
 
+    def _poisoned(self, attack: CorruptsSamples, options: dict[str, Any]) -> Callable[..., tuple[Any, Any]]:
+        def corrupt_samples(inputs: Any, labels: Any, classes: int | None) -> tuple[Any, Any]:
+            rng = np.random.default_rng([self.seed, DOMAIN, SAMPLES])
+            with self._calling():
+                changed, known = attack.corrupt_samples(inputs.copy(), labels.copy(), classes, rng, **options)
+                changed, known = convert_like(inputs, changed), convert_like(labels, known)
+            if changed.shape != inputs.shape or not np.isfinite(changed).all():
+                raise InvalidAttack(
+                    f"attack {self.name!r}: corrupt_samples must return finite inputs of shape {inputs.shape}"
+                )
+            if known.shape != labels.shape or (classes is not None and not _within(known, classes)):
+                most = "" if classes is None else f", from 0 to {classes - 1}"
+                raise InvalidAttack(f"attack {self.name!r}: corrupt_samples must return as many labels{most}")
+            return changed, known
+
+        return corrupt_samples
+
+    def _aimed(self, attack: HasGoal, options: dict[str, Any]) -> Callable[..., tuple[Any, Any]]:
+        def goal(inputs: Any, labels: Any, classes: int | None) -> tuple[Any, Any]:
+            if classes is None:
+                raise InvalidAttack(
+                    f"attack {self.name!r}: labels of this task are not classes, and its goal needs some"
+                )
+            with self._calling():
+                shown, wanted = attack.goal(inputs.copy(), labels.copy(), classes, **options)
+                shown, wanted = convert_like(inputs, shown), convert_like(labels, wanted)
+            fits = shown.shape[1:] == inputs.shape[1:] and wanted.shape == (len(shown), *labels.shape[1:])
+            if not fits or not len(shown) or not _within(wanted, classes):
+                raise InvalidAttack(
+                    f"attack {self.name!r}: goal must return inputs as it was given, and a class from 0 to "
+                    f"{classes - 1} for each"
+                )
+            return shown, wanted
+
+        return goal
+
     @contextmanager
     def _calling(self) -> Generator[None]:
         """Turn what a user's attack raises into an InvalidAttack that names it."""
@@ -261,6 +325,21 @@ def mount(
 def _is_function(found: Attack) -> bool:
     function = found.func if isinstance(found, partial) else found
     return isfunction(function) or isbuiltin(function)
+
+
+def _options(found: Attack) -> dict[str, Any]:
+    """Return the options of an attack that is a function, those that were not given too."""
+    function, given = (found.func, found.keywords) if isinstance(found, partial) else (found, {})
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C, without a signature
+        return dict(given)
+    defaults = {each.name: each.default for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
+    return {name: value for name, value in defaults.items() if name not in CONTEXT} | given
+
+
+def _within(labels: Any, classes: int) -> bool:
+    return bool(((labels >= 0) & (labels < classes)).all())
 
 
 def _asked(attack: Attack) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ from cyber0.attacks.scene import CONTEXT
 from cyber0.schedule import PARTS
 from cyber0.study.recipe import get_recipe, shipped
 from cyber0.tasks import TASKS
-from cyber0.tasks.partition import PARTITIONS
+from cyber0.tasks.partition import PARTITIONS, SUPPLIED
 
 __all__ = ["KINDS", "NAMES", "Entry", "entries"]
 
 MISSING = "(needs an extra that is not installed)"
-HIDDEN = (*CONTEXT, "memory", "model")  # keyword-only, but given by whoever calls
+HIDDEN = (*CONTEXT, *SUPPLIED, "memory", "model")  # keyword-only, but given by whoever calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ def entries(kind: str) -> list[Entry]:
     """Return every name of a kind.
 
     >>> [entry.name for entry in entries("partitions")]
-    ['dirichlet', 'iid', 'shards', 'shuffled']
-    >>> entries("partitions")[2].options
+    ['dirichlet', 'iid', 'natural', 'shards', 'shuffled']
+    >>> entries("partitions")[3].options
     'per_client=2'
     """
     return KINDS[kind]()

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,9 +26,11 @@ from cyber0.network.session import Outcome, run_client
 from cyber0.privacy.accounting import check_epsilon
 from cyber0.progress import Progress, duration
 from cyber0.protocol.signing import PrivateKey, private_key
+from cyber0.threads import share_of_cores
 
 __all__ = ["join", "state_directory"]
 
+MOVED = 0.5  # seconds from one move of the bar to the next
 EVERY, LONGEST = 20.0, 3600.0  # seconds from one line that says where a client is to the next, and at most
 
 
@@ -43,6 +46,14 @@ def join(
         typer.Option(help="The language model on this machine: a hub id or a folder. \\[default: as the run says]"),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads to compute on. \\[default: all cores; beside the federator, on one machine, its share]",
+            show_default=False,
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -191,6 +202,7 @@ def join(
         "snapshot_every": snapshot_every,
         "give_up": give_up,
         "out": out,
+        "threads": _threads(threads, shared=is_loopback(address)),
     }
     lines = Log(Console(), form)
     for text in [] if tls is None else expiring(tls):
@@ -225,17 +237,15 @@ class Where:
         self._first = (0.0, 0)  # when it was seen first, and the commits that it had brought
 
     def __enter__(self) -> "Where":
-        if self._bar is None:
-            self._thread.start()
-        else:
+        if self._bar is not None:
             self._bar.__enter__()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._over.set()
-        if self._bar is None:
-            self._thread.join()
-        else:
+        self._thread.join()
+        if self._bar is not None:
             self._bar.__exit__(*error)
 
     def watch(self, member: Member | Liar) -> None:
@@ -243,10 +253,16 @@ class Where:
         if self._member is None:
             self._first = (time.monotonic(), member.commits)
         self._member = member
-        if self._bar is not None:
-            self._bar.update(member.commits, total=member.rounds)
+        self._show()
+
+    def _show(self) -> None:
+        """Move the bar, also while a member applies many rounds."""
+        if self._bar is not None and self._member is not None:
+            self._bar.update(self._member.commits, total=self._member.rounds)
 
     def _work(self) -> None:
+        while self._bar is not None and not self._over.wait(MOVED):
+            self._show()
         pause, begin, last = self.every, 0.0, None
         while not self._over.wait(pause):
             if self._member is None:
@@ -254,7 +270,6 @@ class Where:
             if last is None:
                 begin, last = self._first[0], self._first
             now, commits, rounds = time.monotonic(), self._member.commits, self._member.rounds
-            commits = max(commits, self._member.applied)
             text, rate = f"{self.name} has {commits:,} of {rounds:,} rounds", 0.0
             if commits > last[1]:
                 rate = (commits - last[1]) / (now - last[0])
@@ -264,6 +279,11 @@ class Where:
                 text += f", and waits for the next one for {duration(now - begin)}"
                 pause = min(2 * pause, LONGEST)
             self.log.say(text, rounds=commits, of=rounds, rounds_per_second=round(rate, 3))
+
+
+def _threads(given: int | None, *, shared: bool) -> Callable[[int], int | None]:
+    """Return how many threads to compute on, of the number of clients: as given, or a share of a machine they share."""
+    return lambda clients: given or (share_of_cores(clients) if shared else None)
 
 
 def _privacy(epsilon: float | None, **options: Any) -> Any:

@@ -13,6 +13,7 @@ __all__ = ["plot"]
 KINDS = {
     "accuracy": "accuracy over rounds, or over bytes, a line for each run",
     "loss": "the same of the loss",
+    "attack-success": "the same of how often an attack with a goal, such as backdoor, reaches it",
     "votes": "the votes of a round, liars marked; of one run with --keep votes",
     "omega": "the strength the attack chose in each round; of runs with --keep votes",
     "holdings": "who holds what; of one run",
@@ -65,7 +66,7 @@ def _drawn(runs: list[Path], kind: str, over: str, number: int, labels: list[str
         elif kind == "omega":
             axes = result.plot_report(axes, report=kind, label=label)
         else:
-            axes = result.plot(axes, metric=kind, over=over, label=label)
+            axes = result.plot(axes, metric=kind.replace("-", "_"), over=over, label=label)
     return axes
 
 

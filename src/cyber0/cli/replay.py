@@ -1,19 +1,22 @@
 """`cyber0 replay`: rebuild a trained model from its base and its commits."""
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from cyber0.cli.errors import keeping
 from cyber0.cli.ledger import Run, line
 from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.extras import require
 from cyber0.parameters import Parameters
 from cyber0.progress import Progress
 from cyber0.protocol.ledger import Ledger
-from cyber0.replay import Weights, open_ledger, rebuild
+from cyber0.replay import Checkpoint, Weights, open_ledger, rebuild
 from cyber0.replay import base as base_of
 
 __all__ = ["replay"]
@@ -43,23 +46,39 @@ def replay(
     data: Data = None,
     model: Model = None,
 ) -> None:
-    """Rebuild a trained model, bit for bit, from the weights it began with and its ledger or exported run."""
+    """Rebuild a trained model, bit for bit, from the weights it began with and its ledger or exported run.
+
+    One that is stopped goes on where it was when it is started again: beside --out it keeps a file *.replay.
+    """
     check_task_options(base, data, model)
     console = Console()
     with open_ledger(run) as ledger:
         weights, parameters = begun_with(ledger, base, data, model)
         count = ledger.head.rounds if rounds is None else rounds
         begin = time.perf_counter()
-        with Progress(console, "replaying", count) as progress:
-            fingerprint = rebuild(ledger, parameters, rounds, chosen(device), progress.update)
+        with resumable(console, out.with_name(f"{out.name}.replay")) as checkpoint:
+            with Progress(console, "replaying", count) as progress:
+                fingerprint = rebuild(ledger, parameters, rounds, chosen(device), progress.update, checkpoint)
+            weights.write(out)
         seconds, parent = time.perf_counter() - begin, ledger.identity.parent
-    weights.write(out)
     line(console, "rounds", f"{count:,}")
     if parent is not None:
         line(console, "parent", parent.text)
     line(console, "seconds", f"{seconds:.2f}")
     line(console, "fingerprint", f"{fingerprint:016x}")
     line(console, "written to", out)
+
+
+@contextmanager
+def resumable(console: Console, path: Path) -> Generator[Checkpoint]:
+    """Give a checkpoint in a file, which is removed at the end; an error before that says how to go on."""
+
+    def say(text: str) -> None:
+        line(console, "note", text)
+
+    with keeping(lambda: f"{path} has what was done: the same command goes on from there" * path.is_file()):
+        yield Checkpoint(path, say)
+    path.unlink(missing_ok=True)
 
 
 def check_task_options(base: str | None, data: Path | None, model: str | None) -> None:

@@ -17,7 +17,7 @@ from cyber0.cli.track import Track, tracking
 from cyber0.config import Agreement, MachineOptions, Options, RunConfig, SimulationOptions
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
-from cyber0.progress import Progress
+from cyber0.progress import Pace, Progress
 
 __all__ = ["run", "with_options"]
 
@@ -156,6 +156,7 @@ class _Shown(Callback):
     def __init__(self, console: Console, progress: Progress, *, introduce: bool) -> None:
         self.console, self.progress, self.introduce = console, progress, introduce
         self.latest, self.begun = "", False
+        self._pace = Pace(console, progress.total)
 
     def before_run(self, run: Any) -> None:  # noqa: ARG002
         """Take note that the run was not refused."""
@@ -163,6 +164,7 @@ class _Shown(Callback):
 
     def after_round(self, run: Any, round: Any) -> None:  # noqa: A002, ARG002
         """Advance the display."""
+        self._pace.round()
         self.progress.update(round.number + 1, self.latest)
 
     def after_evaluation(self, run: Any, evaluation: Mapping[str, Any]) -> None:
@@ -199,8 +201,9 @@ def _introduce(console: Console, simulation: Any, first: Mapping[str, Any]) -> N
 def _evaluation(line: Mapping[str, Any]) -> str:
     """Return an evaluation in a few words; a task without classes has no accuracy, a model that diverged no loss."""
     accuracy = "" if line.get("accuracy") is None else f"accuracy {line['accuracy']:.1%}, "
+    success = f", attack success {line['attack_success']:.1%}" if "attack_success" in line else ""
     loss = "not a number" if line["loss"] is None else f"{line['loss']:.3f}"
-    return f"{accuracy}loss {loss}, {line['bytes_up_per_client'] / 1e3:,.1f} kB sent"
+    return f"{accuracy}loss {loss}{success}, {line['bytes_up_per_client'] / 1e3:,.1f} kB sent"
 
 
 def _print(console: Console, values: dict[str, str]) -> None:
@@ -209,7 +212,7 @@ def _print(console: Console, values: dict[str, str]) -> None:
 
 
 def _readable(name: str, value: Any) -> str:
-    if "accuracy" in name:
+    if "accuracy" in name or "success" in name:
         return "none: the task has no classes" if value is None else f"{value:.2%}"
     if name.startswith("bytes"):
         return f"{value / 1e3:,.1f} kB" if value >= 1e3 else f"{value:,.6g} bytes"

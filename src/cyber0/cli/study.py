@@ -302,7 +302,8 @@ def show(console: Console, results: "Results") -> None:
     spread = f"mean ± s.d. of {results.recipe.seeds} seeds" if results.recipe.seeds > 1 else "one seed"
     console.print(table)
     counted = "the round that validation chose" if results.validated else "the best round"
-    console.print(f"test accuracy in {counted} of each run, in percent, {spread}; {beside}", highlight=False)
+    aimed = "; attack: how often it reached its goal then" if any(cell.success for cell in cells) else ""
+    console.print(f"test accuracy in {counted} of each run, in percent, {spread}; {beside}{aimed}", highlight=False)
     for choice in results.choices:
         console.print(f"chosen    {choice.text}", markup=False, highlight=False)
     for cell in shown.beside:
@@ -319,4 +320,5 @@ def _entry(cell: "Measured | None", worst: "Measured | None") -> str:
         return "" if cell is None else "not run"
     ours = f"[bold]{mean_and_sd(cell.best)}[/]" if cell is worst else mean_and_sd(cell.best)
     other = cell.paper or cell.final
-    return ours if other is None else f"{ours} [dim]({other.mean:.1f})[/]"
+    success = "" if cell.success is None else f" [red]attack {cell.success.mean:.1f}[/]"
+    return ours if other is None else f"{ours} [dim]({other.mean:.1f})[/]{success}"

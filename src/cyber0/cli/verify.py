@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cyber0.cli.join import state_directory
 from cyber0.cli.ledger import Run, digest_of, line
-from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen
+from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen, resumable
 from cyber0.errors import InvalidConfig, InvalidEvidence
 from cyber0.network.key_files import certificate
 from cyber0.parameters import Parameters
@@ -20,7 +21,7 @@ from cyber0.protocol.signing import public_key
 from cyber0.protocol.trust import vouched
 from cyber0.protocol.verify import Report
 from cyber0.protocol.verify import verify as check
-from cyber0.replay import open_ledger, rebuild
+from cyber0.replay import Checkpoint, open_ledger, rebuild
 
 __all__ = ["conclusion", "verify"]
 
@@ -76,10 +77,11 @@ def verify(
             report = check(ledger, own_rule=own_rule, watch=progress.update, **known)
         if base is not None and not report.findings:
             weights, parameters = begun_with(ledger, base, data, model)
-            _check_model(console, report, ledger, parameters, device)
-            if out is not None and not report.findings:
-                weights.write(out)
-                report.notes.append(f"the model is written to {out}")
+            with resumable(console, state_directory() / "verify" / f"{ledger.identity.digest.hex()}.replay") as kept:
+                _check_model(console, report, ledger, parameters, device, kept)
+                if out is not None and not report.findings:
+                    weights.write(out)
+                    report.notes.append(f"the model is written to {out}")
         _print(console, report, ledger)
     if report.findings or not (report.sound or is_export(run)):  # an exported run has no votes
         raise typer.Exit(1)
@@ -118,11 +120,13 @@ def _judge(console: Console, file: Path, own_rule: bool, authority: Path | None,
         line(console, "not proven", "who holds that key: no certificate of this authority for it is in the file")
 
 
-def _check_model(console: Console, report: Report, ledger: Ledger, parameters: Parameters, device: str) -> None:
+def _check_model(
+    console: Console, report: Report, ledger: Ledger, parameters: Parameters, device: str, kept: Checkpoint
+) -> None:
     known = {seal.rounds: seal.fingerprint for seal in ledger.seals if seal.fingerprint is not None}
     rounds = max(known, default=ledger.head.rounds)
     with Progress(console, "replaying", rounds) as progress:
-        fingerprint = rebuild(ledger, parameters, rounds, chosen(device), progress.update)
+        fingerprint = rebuild(ledger, parameters, rounds, chosen(device), progress.update, kept)
     if rounds not in known:
         report.notes.append(f"the ledger records no fingerprint; the model's is {fingerprint:016x}")
     elif known[rounds] == fingerprint:

@@ -18,11 +18,14 @@
 #endif
 #if defined(__x86_64__) && defined(__GLIBC__) && __GNUC__ >= 12 && !defined(__clang__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"))) /* the best one is picked when loaded */
+#define MULTIPLIES /* 32 x 32 -> 64 bits by its own instruction, which no compiler finds by itself */
+#include <immintrin.h>
 #else
 #define CLONES
 #endif
 
 enum { CHUNK = 2048, BITS_PER_BLOCK = 128 };
+enum { COLUMNS = CHUNK / 4 + 2 * BITS_PER_BLOCK / 4 }; /* blocks of a chunk whose ends lie inside blocks, and some */
 enum { ROUNDING = 0x524E4452 };
 
 typedef struct { uint32_t k0, k1, t, l, r, bits; float unit, coefficient; } direction; /* key.PACKED */
@@ -30,24 +33,15 @@ typedef struct { uint32_t k0, k1, t, l, r, bits; float unit, coefficient; } dire
 static inline float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static inline uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 
-static inline void philox(uint32_t c[4], uint32_t k0, uint32_t k1)
-{
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
-        c[0] = (uint32_t)(p1 >> 32) ^ c[1] ^ k0;
-        c[2] = (uint32_t)(p0 >> 32) ^ c[3] ^ k1;
-        c[1] = (uint32_t)p1;
-        c[3] = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-}
+#include "_philox.h"
 
-static inline float log_of(float u)
+/* sqrt(-2 log((k + 1) / 2**24)) of the upper 24 bits k, as in stream.py; powers of two are folded, which is exact. */
+static inline float radius_of(uint32_t a)
 {
-    int32_t bits = (int32_t)bits_of(u) + 0x004AFB0D; /* mantissas from sqrt(1/2) to sqrt(2) now share an exponent */
-    float e = (float)((bits >> 23) - 127), x = float_of((uint32_t)(bits & 0x007FFFFF) + 0x3F3504F3u) - 1.0f, z = x * x;
-    float y = 7.0376836292e-2f * x + -1.1514610310e-1f;
+    /* u's bits, less the exponent of 1, so that mantissas from sqrt(1/2) to sqrt(2) share an exponent */
+    int32_t bits = (int32_t)bits_of((float)((int32_t)(a >> 8) + 1)) + (0x004AFB0D - (24 << 23) - (127 << 23));
+    float e = (float)(bits >> 23), x = float_of((uint32_t)(bits & 0x007FFFFF) + 0x3F3504F3u) - 1.0f, z = x * x;
+    float twice = x + x, y = 7.0376836292e-2f * x + -1.1514610310e-1f;
     y = y * x + 1.1676998740e-1f;
     y = y * x + -1.2420140846e-1f;
     y = y * x + 1.4249322787e-1f;
@@ -55,16 +49,16 @@ static inline float log_of(float u)
     y = y * x + 2.0000714765e-1f;
     y = y * x + -2.4999993993e-1f;
     y = y * x + 3.3333331174e-1f;
-    y = y * x * z;
-    y = y + e * -2.12194440e-4f;
-    y = y - 0.5f * z;
-    return (x + y) + e * 0.693359375f;
+    y = y * twice * z;
+    y = y + e * (2 * -2.12194440e-4f);
+    y = y - z;
+    return sqrtf(-((twice + y) + e * (2 * 0.693359375f)));
 }
 
-/* As in stream.py; octants and signs by bits, powers of two folded where that is exact. */
+/* As in stream.py; octants and signs by bits. */
 static inline void box_muller(uint32_t a, uint32_t b, float *restrict cosine, float *restrict sine)
 {
-    float radius = sqrtf(-2.0f * log_of((float)((int32_t)(a >> 8) + 1) * 0x1p-24f));
+    float radius = radius_of(a);
     int32_t k = (int32_t)((b << 3) >> 8);
     float t = (float)(b & 0x20000000u ? 0x1000000 - k : k) * (0.78539816339744831f * 0x1p-24f), z = t * t;
     float s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * t + t;
@@ -74,30 +68,35 @@ static inline void box_muller(uint32_t a, uint32_t b, float *restrict cosine, fl
     *sine = radius * float_of(bits_of(swap ? c : s) ^ (b & 0x80000000u));
 }
 
-/* Words of `count` blocks from `first` on; the low word of the block number must not wrap inside them. */
-#define COUNTER(i) {(uint32_t)first + (uint32_t)(i), d->r | (uint32_t)(first >> 32) << 16, d->l, d->t}
-
-CLONES static void gaussian_blocks(float *restrict z, uint64_t first, int count, const direction *restrict d)
+CLONES static void normals(float *restrict z, words w, int count)
 {
+    const uint32_t *restrict w0 = w[0], *restrict w1 = w[1], *restrict w2 = w[2], *restrict w3 = w[3];
     for (int64_t i = 0; i < count; i++) {
-        uint32_t c[4] = COUNTER(i);
-        philox(c, d->k0, d->k1);
-        box_muller(c[0], c[1], z + 4 * i, z + 4 * i + 1);
-        box_muller(c[2], c[3], z + 4 * i + 2, z + 4 * i + 3);
+        box_muller(w0[i], w1[i], z + 4 * i, z + 4 * i + 1);
+        box_muller(w2[i], w3[i], z + 4 * i + 2, z + 4 * i + 3);
     }
 }
 
-CLONES static void rademacher_blocks(float *restrict z, uint64_t first, int count, const direction *restrict d)
+static void gaussian_blocks(float *restrict z, uint64_t first, int count, const direction *restrict d)
 {
-    uint32_t word[CHUNK / 32 + 8];
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t c[4] = COUNTER(i);
-        philox(c, d->k0, d->k1);
-        for (int j = 0; j < 4; j++) word[4 * i + j] = c[j];
-    }
-    for (int64_t i = 0; i < 4 * count; i++)
-        for (int bit = 0; bit < 32; bit++)
-            z[32 * i + bit] = float_of(0xBF800000u ^ (word[i] >> bit) << 31);
+    words w;
+    words_of(w, first, 1, count, d);
+    normals(z, w, count);
+}
+
+CLONES static void signs(float *restrict z, words w, int count)
+{
+    for (int64_t i = 0; i < count; i++)
+        for (int j = 0; j < 4; j++)
+            for (int bit = 0; bit < 32; bit++)
+                z[128 * i + 32 * j + bit] = float_of(0xBF800000u ^ (w[j][i] >> bit) << 31);
+}
+
+static void rademacher_blocks(float *restrict z, uint64_t first, int count, const direction *restrict d)
+{
+    words w;
+    words_of(w, first, 1, count, d);
+    signs(z, w, count);
 }
 
 CLONES static void scale(float *restrict z, int n, float factor)
@@ -161,26 +160,46 @@ CLONES static void subtract(const float *restrict w, float *restrict u, int n)
     for (int64_t i = 0; i < n; i++) u[i] = w[i] - u[i];
 }
 
-CLONES static void rounding_blocks(uint16_t *restrict half, uint64_t first, int count, const direction *restrict d)
+CLONES static void subtract_from(float *restrict w, const float *restrict u, int n)
 {
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t c[4] = {(uint32_t)(first + i), (uint32_t)((first + i) >> 32) << 16, 0, d->t};
-        philox(c, d->k0, d->k1 ^ ROUNDING);
-        for (int j = 0; j < 4; j++) {
-            half[8 * i + 2 * j] = (uint16_t)c[j];
-            half[8 * i + 2 * j + 1] = (uint16_t)(c[j] >> 16);
-        }
-    }
+    for (int64_t i = 0; i < n; i++) w[i] = w[i] - u[i];
 }
 
-/* bf16 by stochastic rounding: 16 random bits added below the ones that stay. */
-CLONES static void dither(const float *restrict x, uint64_t start, int n, uint16_t *restrict out, const direction *d)
+/* To bf16 by stochastic rounding: 16 random bits are added below the ones that stay; the lower half becomes zero. */
+static inline float rounded(float x, uint32_t half) { return float_of((bits_of(x) + half) & 0xFFFF0000u); }
+
+static void rounding_words(words w, uint64_t first, int count, const direction *restrict d)
 {
-    uint16_t room[CHUNK + 16];
-    uint64_t first = start / 8, last = (start + n + 7) / 8;
-    rounding_blocks(room, first, (int)(last - first), d);
-    const uint16_t *half = room + (start - 8 * first);
-    for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)((bits_of(x[i]) + half[i]) >> 16);
+    direction rounding = {d->k0, d->k1 ^ ROUNDING, d->t, 0, 0, 0, 0, 0};
+    words_of(w, first, 1, count, &rounding);
+}
+
+/* Coordinates 8 first .. of x; n is a multiple of 8. */
+CLONES static void round_halves(float *restrict x, words w, int n)
+{
+    for (int64_t i = 0; i < n / 8; i++)
+        for (int j = 0; j < 4; j++) {
+            x[8 * i + 2 * j] = rounded(x[8 * i + 2 * j], w[j][i] & 0xFFFFu);
+            x[8 * i + 2 * j + 1] = rounded(x[8 * i + 2 * j + 1], w[j][i] >> 16);
+        }
+}
+
+CLONES static void upper_halves(const float *restrict x, int n, uint16_t *restrict out)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)(bits_of(x[i]) >> 16);
+}
+
+static void dither(const float *x, uint64_t start, int n, uint16_t *out, const direction *d)
+{
+    words w;
+    float room[CHUNK + 16] = {0};
+    uint64_t first = start / 8, wrap = 8 * ((first | 0xFFFFFFFFu) + 1);
+    int before = (int)(start - 8 * first), here = start + n < wrap ? n : (int)(wrap - start), blocks = (before + here + 7) / 8;
+    rounding_words(w, first, blocks, d);
+    memcpy(room + before, x, here * sizeof(float));
+    round_halves(room, w, 8 * blocks);
+    upper_halves(room + before, here, out);
+    if (here < n) dither(x + here, wrap, n - here, out + here, d);
 }
 
 CLONES static int64_t squared(const float *restrict z, int n)
@@ -254,16 +273,7 @@ EXPORT void cyber0_descend(const void *weights, int weights16, void *out, int ou
     }
 }
 
-/* Many commits of `width` directions each, in turn: a chunk stays in the first-level cache until it has had them all. */
-EXPORT void cyber0_fold(void *weights, int bf16, int64_t size, uint64_t start, const direction *directions,
-                        int64_t commits, int64_t width)
-{
-    for (int64_t i = 0; i < size; i += CHUNK) {
-        void *chunk = (char *)weights + i * (bf16 ? 2 : 4);
-        for (int64_t commit = 0; commit < commits; commit++)
-            cyber0_descend(chunk, bf16, chunk, bf16, at_most_chunk(size - i), start + i, directions + commit * width, width);
-    }
-}
+#include "_replay.h"
 
 /* The updates of commits of sphere directions that are short enough to be kept, in `room`, until their length is known:
  * so each is generated once. */

@@ -114,6 +114,19 @@ def direction_tile(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def step_tile(direction, tile, BITS: tl.constexpr, TILE: tl.constexpr):
+    """Return one tile of coefficient times direction; of random signs it is the coefficient with their signs."""
+    if BITS:
+        k0, k1, t = _word(direction, 0), _word(direction, 1), _word(direction, 2)
+        a, b, c, d = _words(tile, k0, k1, t, _word(direction, 3), _word(direction, 4), 128, TILE)
+        minus = (-(read_float(direction, 6) * read_float(direction, 7))).to(tl.uint32, bitcast=True)
+        places = (31 - tl.arange(0, 32)).to(tl.uint32)
+        signs = (_in_order(a, b, c, d)[:, None] << places[None, :]) & 0x80000000
+        return tl.reshape(signs ^ minus, [TILE]).to(tl.float32, bitcast=True)
+    return direction_tile(direction, tile, BITS, TILE) * read_float(direction, 7)
+
+
+@triton.jit
 def _here(first_tile, shift, size, TILE: tl.constexpr):
     """Return this program's tile, the index of its first coordinate in the buffer, its lanes, and which are inside."""
     pid = tl.program_id(0).to(tl.int64)
@@ -155,7 +168,7 @@ def _move(
 ):
     tile, base, lane, inside = _here(first_tile, shift, size, TILE)
     w = tl.load(weights + base + lane, mask=inside).to(tl.float32)
-    step = direction_tile(table, tile, BITS, TILE) * read_float(table, 7)
+    step = step_tile(table, tile, BITS, TILE)
     tl.store(plus + base + lane, (w + step).to(plus.dtype.element_ty), mask=inside)
     if BOTH:
         tl.store(minus + base + lane, (w - step).to(minus.dtype.element_ty), mask=inside)
@@ -177,7 +190,7 @@ def _descend(
     tile, base, lane, inside = _here(first_tile, shift, size, TILE)
     u = tl.zeros([TILE], dtype=tl.float32)
     for i in range(count):
-        u = u + read_float(table + 8 * i, 7) * direction_tile(table + 8 * i, tile, BITS, TILE)
+        u = u + step_tile(table + 8 * i, tile, BITS, TILE)
     if not SUM:
         u = tl.load(weights + base + lane, mask=inside).to(tl.float32) - u
     if BF16:
@@ -197,7 +210,7 @@ def _fold(
     for _ in range(commits):
         u = tl.zeros([TILE], dtype=tl.float32)
         for i in range(width):
-            u = u + read_float(table + 8 * i, 7) * direction_tile(table + 8 * i, tile, BITS, TILE)
+            u = u + step_tile(table + 8 * i, tile, BITS, TILE)
         w = w - u
         if BF16:
             bits = w.to(tl.uint32, bitcast=True) + _rounding_bits(table, tile, TILE)

@@ -14,10 +14,12 @@ from cyber0.directions.backend import Buffer, Packed
 from cyber0.errors import BackendError
 from cyber0.threads import cores, run_in_threads
 
-__all__ = ["WHOLE", "Cpu", "available"]
+__all__ = ["WHOLE", "Cpu", "available", "library"]
 
 NAME = "cyber0.directions._stream"
 WORTH_A_THREAD = 2**15  # least coordinates for a thread: they take some 100 us, starting it a tenth of that
+TILE = 2**11  # coordinates that `fold` keeps in the first-level cache
+LONGEST = 2**27  # numbers of directions that `fold` computes in one call, which nothing interrupts: a fifth of a second
 WHOLE = 2**16  # most coordinates of a direction that stays in the second-level cache
 UPDATES = 2**22  # most coordinates of updates in memory at a time
 _VOID, _INT, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
@@ -39,15 +41,20 @@ def available() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
+def library() -> Any:
+    """Return the compiled library."""
     spec = find_spec(NAME)
     if spec is None or spec.origin is None:
         raise BackendError("backend 'cpu' was not compiled: install a C compiler and reinstall cyber0, or use 'numpy'")
-    library = ctypes.CDLL(spec.origin)
+    return declared(ctypes.CDLL(spec.origin))
+
+
+def declared(loaded: Any) -> Any:
+    """Return a library with the types of its functions declared."""
     for name, (arguments, result) in _SIGNATURES.items():
-        function = getattr(library, f"cyber0_{name}")
+        function = getattr(loaded, f"cyber0_{name}")
         function.argtypes, function.restype = arguments, result
-    return library
+    return loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class Cpu:
         self._share_rows(
             packed,
             out.shape[1],
-            lambda row, direction, first, size: _library().cyber0_fill(
+            lambda row, direction, first, size: library().cyber0_fill(
                 rows[row] + first * 4, size, start + first, direction
             ),
         )
@@ -77,13 +84,13 @@ class Cpu:
         return self._share_rows(
             packed,
             dimension,
-            lambda _, direction, first, size: _library().cyber0_squared_length(size, first, direction),
+            lambda _, direction, first, size: library().cyber0_squared_length(size, first, direction),
         )
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
         self._share(
             len(weights),
-            lambda first, size: _library().cyber0_move(
+            lambda first, size: library().cyber0_move(
                 *(_at(weights, first), _is16(weights), _at(plus, first), _at(minus, first), _is16(plus)),
                 *(size, start + first, packed.ctypes.data),
             ),
@@ -92,7 +99,7 @@ class Cpu:
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
         self._share(
             len(out),
-            lambda first, size: _library().cyber0_descend(
+            lambda first, size: library().cyber0_descend(
                 *(_at(weights, first), _is16(weights), _at(out, first), _is16(out)),
                 *(size, start + first, packed.ctypes.data, len(packed)),
             ),
@@ -105,10 +112,12 @@ class Cpu:
     def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
         self._share(
             len(weights),
-            lambda first, size: _library().cyber0_fold(
+            lambda first, size: library().cyber0_fold(
                 *(_at(weights, first), _is16(weights), size, start + first, packed.ctypes.data), *packed.shape
             ),
             cost=packed.size,
+            whole=TILE,
+            most=LONGEST,
         )
 
     def fold_spheres(self, tensors: Sequence[tuple[Buffer, int]], packed: Packed, dimension: int) -> None:
@@ -122,7 +131,7 @@ class Cpu:
         for part in (packed[first : first + most] for first in range(0, commits, most)):
             updates = self._updates(part, dimension)
             for weights, start in tensors:
-                _library().cyber0_subtract(
+                library().cyber0_subtract(
                     *(_at(weights, 0), _is16(weights), len(weights), start, updates.ctypes.data, dimension),
                     *(part.ctypes.data, len(part), width),
                 )
@@ -133,7 +142,7 @@ class Cpu:
 
         def some(first: int, count: int) -> None:
             room = np.empty(dimension, dtype=np.float32)
-            _library().cyber0_updates(
+            library().cyber0_updates(
                 *(_at(updates, first * dimension), dimension, packed[first:].ctypes.data, count, width),
                 room.ctypes.data,
             )
@@ -144,7 +153,7 @@ class Cpu:
     def fingerprint(self, weights: Buffer, start: int) -> int:
         parts = self._share(
             len(weights),
-            lambda first, size: _library().cyber0_fingerprint(_at(weights, first), _is16(weights), size, start + first),
+            lambda first, size: library().cyber0_fingerprint(_at(weights, first), _is16(weights), size, start + first),
         )
         return sum(parts) % 2**64
 
@@ -161,15 +170,19 @@ class Cpu:
         parts = self._share(len(packed), some, cost=size, whole=1)
         return [result for part in parts for result in part]
 
-    def _share(self, size: int, work: Callable[[int, int], Any], cost: int = 1, whole: int = 128) -> list[Any]:
-        """Run work(first, size) on equal parts of the range, one for each thread, in multiples of `whole`.
+    def _share(
+        self, size: int, work: Callable[[int, int], Any], cost: int = 1, whole: int = 128, most: int | None = None
+    ) -> list[Any]:
+        """Run work(first, size) on equal parts of the range, in multiples of `whole`, on threads.
 
-        128 coordinates are whole blocks in every family, so that no block is generated by two threads.
+        There is a part for each thread, or more, so that one costs at most `most`. 128 coordinates are whole blocks in
+        every family, so that no block is generated by two threads.
         """
         threads = min(self.threads or cores(), max(1, size * cost // WORTH_A_THREAD))
-        if threads == 1:
+        count = threads if most is None else threads * max(1, -(-size * cost // (threads * most)))
+        step = -(-size // count // whole) * whole
+        if step >= size:
             return [work(0, size)]
-        step = -(-size // threads // whole) * whole
         parts = [partial(work, first, min(step, size - first)) for first in range(0, size, step)]
         return run_in_threads(threads, parts)
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from cyber0.directions.backend import Buffer
-from cyber0.directions.kernels import TILE, WARPS, _rounding_bits, direction_tile, read_float
+from cyber0.directions.kernels import TILE, WARPS, _rounding_bits, step_tile
 
 __all__ = ["Tensors", "descend_all", "descended", "gather", "load", "pair_all", "store"]
 
@@ -55,7 +55,7 @@ def descended(w, table, count, tile, BITS: tl.constexpr, TILE: tl.constexpr):
     """Return the weights less the sum of c z over the directions in the table."""
     u = tl.zeros([TILE], dtype=tl.float32)
     for i in range(count):
-        u = u + read_float(table + 8 * i, 7) * direction_tile(table + 8 * i, tile, BITS, TILE)
+        u = u + step_tile(table + 8 * i, tile, BITS, TILE)
     return w - u
 
 
@@ -96,7 +96,7 @@ def _pair_all(
             bits = w.to(tl.uint32, bitcast=True) + _rounding_bits(table + 8, tile, TILE)
             w = ((bits >> 16) << 16).to(tl.float32, bitcast=True)
         store(at, w.to(at.dtype.element_ty), base, size, TILE)
-    step = direction_tile(table, tile, BITS, TILE) * read_float(table, 7)
+    step = step_tile(table, tile, BITS, TILE)
     out = tl.load(place + 4)
     if ALIGNED:
         out = tl.multiple_of(out, 16)

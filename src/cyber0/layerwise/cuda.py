@@ -150,9 +150,11 @@ class CudaSource:
         table = self.table[:8] if self.applies_commit else self.table
         kernels.rows(flat.view(entry.shape), ids.contiguous(), table, entry.start, plus, minus, bits=self.bits)
 
-    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
-        """Return the norm of both halves, by one launch."""
-        return kernels.norm(x, weight, bias, eps, centred=centred)
+    def norm(
+        self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool, residual: Tensor | None = None
+    ) -> Tensor:
+        """Return the norm of both halves, by one launch; with a residual that of the sum, written over x."""
+        return kernels.norm(x, weight, bias, eps, centred=centred, residual=residual)
 
     def _make(self, group: _Group) -> None:
         needed = 2 * group.tensors.room

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from cyber0.directions.kernels import direction_tile, read_float
+from cyber0.directions.kernels import step_tile
 from cyber0.directions.tensors import descended, load, store
 
 __all__ = ["norm", "rows"]
@@ -31,7 +31,7 @@ def _rows(
     w = load(weights + row, base, width, TILE)
     if count > 0:
         w = descended(w, table + 8, count, tile, BITS, TILE)
-    step = direction_tile(table, tile, BITS, TILE) * read_float(table, 7)
+    step = step_tile(table, tile, BITS, TILE)
     store(plus + token * width, (w + step).to(plus.dtype.element_ty), base, width, TILE)
     store(minus + token * width, (w - step).to(minus.dtype.element_ty), base, width, TILE)
 
@@ -48,13 +48,16 @@ def rows(weights: Any, ids: Any, table: Any, start: int, plus: Any, minus: Any, 
 
 @triton.jit
 def _norm(
-    x, out, weight_plus, weight_minus, bias_plus, bias_minus, half, width, eps,
-    CENTRED: tl.constexpr, BIASED: tl.constexpr, WIDTH: tl.constexpr,
+    x, residual, out, weight_plus, weight_minus, bias_plus, bias_minus, half, width, eps,
+    CENTRED: tl.constexpr, BIASED: tl.constexpr, SUMMED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, WIDTH)
     inside = lane < width
     values = tl.load(x + row * width + lane, mask=inside, other=0.0).to(tl.float32)
+    if SUMMED:  # rounded, as a sum of its own would be
+        values += tl.load(residual + row * width + lane, mask=inside, other=0.0).to(tl.float32)
+        values = values.to(x.dtype.element_ty).to(tl.float32)
     if CENTRED:
         values = tl.where(inside, values - tl.sum(values) / width, 0.0)
     values = values * tl.rsqrt(tl.sum(values * values) / width + eps)
@@ -69,14 +72,19 @@ def _norm(
     tl.store(out + row * width + lane, values.to(out.dtype.element_ty), mask=inside)
 
 
-def norm(x: Any, weight: Any, bias: Any, eps: float, *, centred: bool) -> Any:
-    """Return the norm over the last dimension of both halves of x, each with its own float32 weight and bias."""
-    x = x.contiguous()
-    out, width = torch.empty_like(x), x.shape[-1]
+def norm(x: Any, weight: Any, bias: Any, eps: float, *, centred: bool, residual: Any = None) -> Any:
+    """Return the norm over the last dimension of both halves of x, each with its own float32 weight and bias.
+
+    With a residual of the same shape and type it is the norm of the sum, and is written over x.
+    """
+    x, width = x.contiguous(), x.shape[-1]
+    out = torch.empty_like(x) if residual is None else x
     total = x.numel() // width
     warps = min(8, max(1, triton.next_power_of_2(width) // 256))
     _norm[(total,)](
-        *(x, out, *weight, *(weight if bias is None else bias), total // 2, width, eps),
-        CENTRED=centred, BIASED=bias is not None, WIDTH=triton.next_power_of_2(width), num_warps=warps,
+        *(x, x if residual is None else residual.contiguous(), out),
+        *(*weight, *(weight if bias is None else bias), total // 2, width, eps),
+        CENTRED=centred, BIASED=bias is not None, SUMMED=residual is not None,
+        WIDTH=triton.next_power_of_2(width), num_warps=warps,
     )  # fmt: skip
     return out

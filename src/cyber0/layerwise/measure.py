@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.errors import InvalidConfig, InvalidEstimate, NonFiniteLoss
 from cyber0.estimate import Losses, estimate, nonfinite_cause, sample_slopes
-from cyber0.layerwise.protocols import Scorer, implements
+from cyber0.layerwise.protocols import is_layerwise
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
 
@@ -21,7 +21,6 @@ __all__ = [
     "SampleSlopes",
     "evaluation_model",
     "in_precision",
-    "is_layerwise",
     "measure_of",
     "sample_slopes_of",
 ]
@@ -72,7 +71,7 @@ class LayerwiseEstimate:
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
     >>> task = mnist_mlp(source="embedded", hidden=4)
     >>> parameters = Parameters.of(task.build(0))
-    >>> batch = torch.rand(5, 784), torch.zeros(5, dtype=torch.int64)
+    >>> batch = torch.linspace(0, 1, 3920).view(5, 784), torch.zeros(5, dtype=torch.int64)
     >>> options = {"keys": [DirectionKey(seed=1, round=0)], "mu": 1e-3, "family": "sphere"}
     >>> walked = LayerwiseEstimate()(parameters, cross_entropy, batch, **options)
     >>> np.allclose(walked, estimate(parameters, cross_entropy, batch, **options), rtol=1e-3, atol=1e-2)
@@ -152,15 +151,6 @@ def sample_slopes_of(measure: Measure) -> SampleSlopes:
     )
 
 
-def is_layerwise(module: Any) -> bool:
-    """Return whether a model is measured layer by layer: whether it is a `Scorer`, as language models are.
-
-    >>> is_layerwise(torch.nn.Linear(3, 2))
-    False
-    """
-    return implements(module, Scorer)
-
-
 def measure_of(module: Any, precision: Precision = "float32") -> Measure:
     """Return the function that clients measure a model with.
 
@@ -178,8 +168,23 @@ def evaluation_model(measure: Measure, parameters: Parameters, losses: Losses) -
     True
     """
     if isinstance(measure, LayerwiseEstimate) and measure.arithmetic != torch.float32:
-        return measure.walk(parameters, losses).model
+        return _InArithmetic(measure.walk(parameters, losses))
     return parameters.module
+
+
+class _InArithmetic:
+    """A module in the arithmetic of a walk."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk, self.parameters = walk, walk.module.parameters
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._walk.model(inputs)
+
+    def generate(self, *arguments: Any) -> Any:
+        """Generate texts, by a module that can."""
+        module: Any = self._walk.module
+        return self._walk.call(module.generate, *arguments)
 
 
 def arithmetic_of(precision: Precision) -> torch.dtype:
@@ -192,13 +197,15 @@ def in_precision(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
 
     >>> in_precision(torch.nn.Linear(3, 2), "bf16")
     Traceback (most recent call last):
-    cyber0.errors.InvalidConfig: precision = 'bf16' is for language models: Linear is trained in float32
+    cyber0.errors.InvalidConfig: precision = 'bf16' is for language models: Linear is trained in float32, unless it is \
+declared by layerwise=True
     """
     if precision not in get_args(Precision):
         raise InvalidConfig(f"precision = {precision!r}: use one of {', '.join(get_args(Precision))}")
     if precision != "float32" and not is_layerwise(module):
         raise InvalidConfig(
-            f"precision = {precision!r} is for language models: {type(module).__name__} is trained in float32"
+            f"precision = {precision!r} is for language models: {type(module).__name__} is trained in float32, unless "
+            "it is declared by layerwise=True"
         )
     if precision != "float32" and mu == 0:
         raise InvalidEstimate(f"mu = 0, the exact derivative, needs precision = 'float32', not {precision!r}")

@@ -120,6 +120,24 @@ def _norm(signs: SignPair, module: Any, x: Tensor) -> Tensor:
     return signs.source.norm(x, weights, biases, _eps(module), centred=isinstance(module, nn.LayerNorm))
 
 
+def _activated(signs: SignPair, module: Any, x: Tensor) -> Tensor:
+    """Run a linear layer and its activation, which overwrites what it reads."""
+    dense, activation = _steps(module)
+    out = _linear(signs, dense, x)
+    return torch.ops.aten.gelu_(out, approximate=_approximation(activation))
+
+
+def _summed(signs: SignPair, module: Any, x: Tensor, residual: Tensor) -> Tensor:
+    """Run a linear layer, and the norm of its sum with a residual, as one step."""
+    dense, norm = _steps(module)
+    out = _linear(signs, dense, x)
+    biases = signs.source.vector(norm.bias, torch.float32)
+    weights = signs.source.vector(norm.weight, torch.float32)
+    if (residual.shape, residual.dtype) != (out.shape, out.dtype):
+        return signs.source.norm(out + residual, weights, biases, norm.eps, centred=True)
+    return signs.source.norm(out, weights, biases, norm.eps, centred=True, residual=residual)
+
+
 def _leaf(signs: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
     """Run the code of a module without children: once for each half, or once in all if no parameter is trained."""
     pairs = {id(parameter): _pair(signs, parameter, signs.dtype) for parameter in module.parameters(recurse=False)}
@@ -237,7 +255,7 @@ def _handler(module: nn.Module) -> Handler | None:
     if implements(module, SignPairModule):
         return _own
     if not _held(module):
-        return None
+        return _fused(module)
     if type(module) is nn.Linear:
         return _linear
     if type(module) is nn.Embedding and module.max_norm is None:
@@ -246,6 +264,55 @@ def _handler(module: nn.Module) -> Handler | None:
         return _norm
     has_children = next(module.children(), None) is not None
     return _block if has_children and any(p.requires_grad for p in _held(module)) else _leaf
+
+
+def _fused(module: nn.Module) -> Handler | None:
+    """Return the handler of a module that is two steps in one, as a trial of its code shows.
+
+    In the layers of BERT and its relatives these are activation(dense(x)) and norm(dense(x) + residual). One after the
+    other, each step would write all activations to new memory. The values are the same.
+    """
+    steps = _steps(module)
+    if len(steps) != 2 or type(steps[0]) is not nn.Linear:
+        return None
+    dense, last = steps
+    floats = {name: parameter.detach().float() for name, parameter in module.named_parameters()}
+    x, residual = (
+        torch.linspace(-1, 2, 3 * width, device=dense.weight.device).view(3, width)
+        for width in (dense.in_features, dense.out_features)
+    )
+    try:
+        with torch.no_grad():
+            product = torch.func.functional_call(dense, _below(floats, module, dense), x)
+            if (approximation := _approximation(last)) is not None:
+                expected = nn.functional.gelu(product, approximate=approximation)
+                return _activated if torch.allclose(torch.func.functional_call(module, floats, x), expected) else None
+            if type(last) is nn.LayerNorm and [*dict(last.named_parameters())] == ["weight", "bias"]:
+                expected = torch.func.functional_call(last, _below(floats, module, last), product + residual)
+                own = torch.func.functional_call(module, floats, (x, residual))
+                return _summed if torch.allclose(own, expected) else None
+    except (TypeError, ValueError, RuntimeError):  # it takes other inputs
+        pass
+    return None
+
+
+def _below(weights: dict[str, Tensor], module: nn.Module, child: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a child, by their names in it."""
+    prefix = next(f"{name}." for name, found in module.named_children() if found is child)
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def _steps(module: nn.Module) -> list[Any]:
+    """Return the children of a module, without dropout, which does nothing here."""
+    return [child for child in module.children() if not isinstance(child, nn.Dropout)]
+
+
+def _approximation(module: nn.Module) -> str | None:
+    """Return how a module approximates the Gaussian error linear unit; None if it is another activation."""
+    if type(module) is nn.GELU:
+        return module.approximate
+    exact = type(module).__name__ == "GELUActivation" and getattr(module, "act", None) is nn.functional.gelu
+    return "none" if exact else None
 
 
 def _held(module: nn.Module) -> list[nn.Parameter]:

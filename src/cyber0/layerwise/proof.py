@@ -5,8 +5,9 @@ through the modules that are walked, and nowhere else. A small model is perturbe
 it; a large one is not perturbed, and is compared with itself. In bf16, the walk must run and its losses be finite.
 """
 
+import ctypes
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from cyber0.layerwise.source import Pair, Perturbation, Source, perturbation_of
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import MicroBatch, Walk
 
-__all__ = ["ProofNotPossible", "UnreadParameters", "prove"]
+__all__ = ["ProofNotPossible", "UnreadParameters", "give_back_memory", "prove"]
 
 Tensor = torch.Tensor
 SMALL = 2**26  # parameters up to which two more copies of the model are affordable
@@ -72,6 +73,17 @@ def prove(walk: "Walk", part: "MicroBatch") -> None:
             _check_finite(_walked(walk, perturbation, part.inputs[tries[0]], part.labels[tries[0]]))
     finally:
         walk.arithmetic = arithmetic
+
+
+def give_back_memory() -> None:
+    """Give memory that is free back to the system, where the C library would keep it, as glibc does.
+
+    The whole copies of a proof are the largest thing that a process ever holds.
+
+    >>> give_back_memory()
+    """
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _walked(walk: "Walk", perturbation: Perturbation, inputs: Tensor, labels: Tensor) -> Tensor:

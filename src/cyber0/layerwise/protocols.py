@@ -10,8 +10,9 @@ import torch
 if TYPE_CHECKING:
     from cyber0.layerwise.modules import SignPair
 
-__all__ = ["Scorer", "SignPairModule", "SizedInputs", "implements"]
+__all__ = ["Scorer", "SignPairModule", "SizedInputs", "declare_layerwise", "implements", "is_layerwise"]
 
+DECLARED = "_cyber0_layerwise"  # an attribute of modules
 P = TypeVar("P")
 
 
@@ -53,3 +54,19 @@ def implements(value: object, protocol: type[P]) -> TypeGuard[P]:
     False
     """
     return issubclass(type(value), protocol)
+
+
+def declare_layerwise(module: torch.nn.Module) -> None:
+    """Declare that a module is to be measured layer by layer, whatever its class.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    >>> declare_layerwise(model)
+    >>> is_layerwise(model), is_layerwise(torch.nn.Linear(3, 2))
+    (True, False)
+    """
+    module.__dict__[DECLARED] = True
+
+
+def is_layerwise(module: object) -> bool:
+    """Return whether a model is measured layer by layer: if it is a `Scorer`, as language models are, or declared."""
+    return implements(module, Scorer) or DECLARED in vars(module)

@@ -108,8 +108,13 @@ class Source(Protocol):
         """Write both signs of the rows `ids` of a matrix to `plus` and `minus`, [*ids.shape, width]."""
         ...
 
-    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
-        """Return the layer norm of x, or its root-mean-square norm if not `centred`, by halves of the batch."""
+    def norm(
+        self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool, residual: Tensor | None = None
+    ) -> Tensor:
+        """Return the layer norm of x, or its root-mean-square norm if not `centred`, by halves of the batch.
+
+        With a `residual` it is the norm of their sum, which may be written over x.
+        """
         ...
 
 
@@ -153,8 +158,9 @@ class Layout:
         return self.places[id(parameter)]
 
     def frozen(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a frozen tensor, in the type of the arithmetic."""
-        if parameter.dtype == dtype or not isinstance(parameter, torch.nn.Parameter):  # a block's copy
+        """Return a tensor that is not moved, in the type of the arithmetic; one that other rounds move is not kept."""
+        copied = not isinstance(parameter, torch.nn.Parameter)  # by a module that runs as a block
+        if parameter.dtype == dtype or copied or parameter.requires_grad:
             return parameter.detach().to(dtype)
         kept = id(parameter), dtype
         if kept not in self._frozen:
@@ -229,8 +235,10 @@ class TorchSource:
         plus.copy_(up[inverse])
         minus.copy_(down[inverse])
 
-    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
-        out = torch.empty_like(x)
+    def norm(
+        self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool, residual: Tensor | None = None
+    ) -> Tensor:
+        out = torch.empty_like(x) if residual is None else x.add_(residual)
         half = len(x) // 2
         for sign, part in enumerate((slice(None, half), slice(half, None))):
             out[part] = normed(x[part], weight[sign], None if bias is None else bias[sign], eps, centred=centred)
@@ -288,7 +296,10 @@ class Unperturbed:
         plus.copy_(parameter.detach()[ids])
         minus.copy_(plus)
 
-    def norm(self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool) -> Tensor:
+    def norm(
+        self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool, residual: Tensor | None = None
+    ) -> Tensor:
+        x = x if residual is None else x.add_(residual)
         return normed(x, weight[0], None if bias is None else bias[0], eps, centred=centred)
 
 

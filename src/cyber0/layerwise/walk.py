@@ -31,7 +31,7 @@ from cyber0.layerwise.attention import fast_attention
 from cyber0.layerwise.batching import cuts, round_up, upload
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
-from cyber0.layerwise.proof import ProofNotPossible, UnreadParameters, prove
+from cyber0.layerwise.proof import ProofNotPossible, UnreadParameters, give_back_memory, prove
 from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
 from cyber0.layerwise.source import (
     CapturableSource,
@@ -203,12 +203,17 @@ class Walk:
 
     def model(self, inputs: Tensor) -> Tensor:
         """Call the unperturbed module in the arithmetic of the walk, to evaluate it."""
+        outputs = self.call(self.module, inputs)
+        return outputs if self.handlers is None else outputs.float()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that runs the module, unperturbed, in the arithmetic of the walk."""
         self.parameters.check_settled()
         if self.handlers is None:
             with torch.no_grad(), whole_model.in_arithmetic(self.device, self.arithmetic):
-                return self.module(inputs)
+                return function(*arguments)
         with torch.no_grad(), self._patched(SignPair(Unperturbed(), self.arithmetic, 0, unperturbed=True), padded=True):
-            return self.module(inputs).float()
+            return function(*arguments)
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """Return the losses [2, samples] of a micro-batch, at w + mu z and at w - mu z."""
@@ -344,6 +349,7 @@ class Walk:
                     _fall_back(error)
             finally:
                 self.source = _source(self.layout, self.backend)  # without the scratch of the proof
+                give_back_memory()
         if not self._capturable:
             self._graphs = None
         return True

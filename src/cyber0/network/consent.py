@@ -173,8 +173,10 @@ def _task(settings: Settings, parameters: int | None) -> str:
     agreement = settings.agreement
     model = [] if agreement.model is None else [f"the model {agreement.model}"]
     size = [] if parameters is None else [f"{parameters:,} parameters"]
+    part = [] if agreement.train == "all" else [f"of which {agreement.train} is trained"]
+    blocks = [] if agreement.blocks == 1 else [f"one of {agreement.blocks:,} blocks in each round"]
     precision = [] if agreement.precision == "float32" else [agreement.precision]
-    return ", ".join([agreement.task, *model, *size, *precision])
+    return ", ".join([agreement.task, *model, *part, *size, *blocks, *precision])
 
 
 def _step(settings: Settings) -> str:

@@ -108,11 +108,6 @@ class Liar:
         return self.member.commits
 
     @property
-    def applied(self) -> int:
-        """As in `Member`."""
-        return self.member.applied
-
-    @property
     def rounds(self) -> int:
         """As in `Member`."""
         return self.member.rounds

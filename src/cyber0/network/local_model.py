@@ -177,7 +177,8 @@ class _Batches:
             if not 0 <= place < agreement.clients:
                 shares = "one for each client that the run began with"
                 raise InvalidConfig(f"index = {place}: it must be from 0 to {agreement.clients - 1}, {shares}")
-            held = partition.split(deal, task.dataset.strata, agreement.clients, agreement.seed)[place]
+            dealt = task.dataset.strata, agreement.clients, agreement.seed
+            held = partition.split(deal, *dealt, owners=task.dataset.owners)[place]
             inputs, labels = inputs[held], labels[held]
         self.inputs, self.labels = torch.as_tensor(inputs).to(device), torch.as_tensor(labels).to(device)
         self._ahead = max(1, min(AHEAD, DRAWN // (agreement.batch * agreement.local_epochs)))

@@ -50,6 +50,7 @@ __all__ = ["Member", "Model"]
 
 Send = Callable[[FromClient], None]
 AT_ONCE = 256  # rounds that are applied between two looks at how far a client is
+STORED = 30.0  # seconds of applying commits after which the weights are stored, so that a restart goes on from there
 MAX_REPLAYS = 3  # of one process: a client whose weights are wrong again and again has another problem
 
 
@@ -109,8 +110,7 @@ class Member:
         self._open = self._sent = -1
         self._waiting: deque[Committed | CatchUp] = deque()
         self._followed: list[Step] = []  # rounds that are not applied yet
-        self._snapshot_at = 0
-        self.applied = 0  # rounds that the model has, while many are applied more than `commits`
+        self._snapshot_at, self._stored = 0, monotonic()
         self._recalled = -1  # the last round from which on it was asked for commits, on this stream
         self._restore()
 
@@ -296,7 +296,7 @@ class Member:
     def _begin_anew(self, position: Position) -> None:
         self.store.forget_weights()
         self.model.reset()
-        self.position, self._snapshot_at, self.evaluation, self.applied = position, 0, None, 0
+        self.position, self._snapshot_at, self.evaluation = position, 0, None
         self.audits.begin(position.identity, 0)
 
     def _check_marks(self, identity: Identity) -> None:
@@ -386,18 +386,26 @@ class Member:
         if not steps:
             return
         try:
-            for first in range(0, len(steps), AT_ONCE):
-                part = steps[first : first + AT_ONCE]
-                self.model.advance(part[0].round, b"".join(step.scalars for step in part))
-                self.applied = part[-1].round + 1
+            self._take(steps)
         except Cyber0Error as error:
-            raise Refused(f"a commit from round {steps[0].round} on cannot be applied: {error}") from error
-        self.position = steps[-1].after
-        self._log(self.position.identity).append(steps)
+            raise Refused(f"a commit from round {self.commits} on cannot be applied: {error}") from error
         self.limits.check_rounds(self.rounds)
         due = self.commits - self._snapshot_at >= self.snapshot_every or not steps[-1].ballots  # which no log has
-        if due and self.position.head.link is not None:
+        if due and self.head:
             self.snapshot()
+
+    def _take(self, steps: list[Step]) -> None:
+        """Apply rounds, a part of them at a time; those that take long are stored on the way, and spoken of."""
+        for first in range(0, len(steps), AT_ONCE):
+            part = steps[first : first + AT_ONCE]
+            self.model.advance(part[0].round, b"".join(step.scalars for step in part))
+            self.position = part[-1].after
+            self._log(self.position.identity).append(part)
+            if len(steps) > AT_ONCE and self.head and monotonic() - self._stored >= STORED:
+                self.snapshot()
+                self.notice(
+                    f"this client has applied {self.commits:,} of {steps[-1].round + 1:,} rounds, and stored that"
+                )
 
     def _accuse(self, forked: Forked) -> None:
         """Stop with evidence, if the federator has signed both of two histories."""
@@ -484,6 +492,7 @@ class Member:
                 self.store.save_weights(weights, {**facts, "fingerprint": f"{self.model.fingerprint():016x}"})
             except InvalidParameters as error:
                 self.notice(Said(f"{error}: this client goes on, and would replay more after a restart", "warning"))
+        self._stored = monotonic()
 
     def _restore(self) -> None:
         known = self.store.load_run()
@@ -523,9 +532,8 @@ class Member:
                 position, steps = follow(position, held, self._signed_heads)
             except Refused:  # damaged: they come again
                 return
-            self.model.advance(steps[0].round, held.scalars)
+            self._take(steps)
             self.audits.remember(steps)
-            self.position = position
 
     @property
     def _signed_heads(self) -> dict[int, Head]:

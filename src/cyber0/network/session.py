@@ -34,6 +34,7 @@ from cyber0.protocol.promise import terms_digest
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PrivateKey, decoded
 from cyber0.protocol.trust import vouched
+from cyber0.threads import limit_threads
 
 if TYPE_CHECKING:
     from cyber0.network.private_data import PrivacyOptions  # which needs torch
@@ -95,6 +96,7 @@ def run_client(
     watch: Watch = lambda _: None,
     notice: Callable[[Said], None] = lambda _: None,
     out: Path | None = None,
+    threads: Callable[[int], int | None] = lambda _: None,
 ) -> Outcome:
     """Take part in the run that is served at an address, to its end. Blocks; needs torch.
 
@@ -130,6 +132,7 @@ def run_client(
         notice: A function that is called with a sentence, a `cyber0.network.log.Said`, when something happens. What
             repeats is counted, and shown at growing intervals.
         out: A safetensors file for the trained weights.
+        threads: A function of how many clients the run has, that says how many threads to compute on; None: as it is.
 
     >>> run_client("127.0.0.1:1", "alice", give_up=0.1)
     Traceback (most recent call last):
@@ -148,6 +151,7 @@ def run_client(
             refuse_code(settings.agreement.task)
         allowed.check(settings)
         require("torch", extra="train")
+        _allot(threads(settings.agreement.clients))
         from cyber0.network.local_model import LocalModel, load_task
         from cyber0.network.private_data import check_terms
         from cyber0.tasks import memory
@@ -196,6 +200,13 @@ def run_client(
         for member in held:
             member.store.close()
         opened.close()
+
+
+def _allot(threads: int | None) -> None:
+    """Compute on so many threads; None: on as many as before."""
+    if threads is not None:
+        limit_threads(threads)
+        require("torch", extra="train").set_num_threads(threads)
 
 
 def _check_name(name: str, settings: Settings) -> None:
@@ -356,6 +367,7 @@ class _Session:
     async def _talk(self, channel: ClientChannel) -> str:
         member = self.member or await self._invited(channel)
         channel.put(encode(member.hello()))
+        self.watch(member)
         await self._work(member, channel)
         if member.is_over:
             with suppress(TimeoutError):

@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from cyber0.errors import InvalidParameters
 from cyber0.parameters import Entry, Manifest
-from cyber0.replay.weights import TYPES, Weights
+from cyber0.replay.weights import NUMPY, TYPES, Weights
 
 __all__ = ["convert", "missing_tensors"]
 
 READ = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
+CHUNK = 2**20  # values that are converted at a time
 
 
 def missing_tensors(weights: Weights, manifest: Manifest) -> list[str]:
@@ -41,34 +42,55 @@ def convert(weights: Weights, manifest: Manifest) -> Weights:
         return weights
     wanted = {entry.name: entry for entry in manifest.entries}
     kept = [name for name in weights.header if name not in wanted and name != "__metadata__"]
-    parts = [_trained(weights, entry) for entry in manifest.entries] + [_other(weights, name) for name in kept]
-    parts.sort(key=lambda part: -len(part[2]) // max(1, prod(part[1]["shape"])))  # wide types first, to align all
-    return _joined(parts, weights.header.get("__metadata__"))
+    parts = [_trained(entry) for entry in manifest.entries] + [_other(weights, name) for name in kept]
+    parts.sort(key=lambda part: -part[2] // max(1, prod(part[1]["shape"])))  # wide types first, to align all
+    metadata = weights.header.get("__metadata__")
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    data, at = np.empty(sum(size for _, _, size in parts), dtype=np.uint8), 0
+    for name, place, size in parts:
+        header[name] = {**place, "data_offsets": [at, at + size]}
+        if name in wanted:
+            _write(weights, wanted[name], data[at : at + size])
+        else:
+            begin, end = weights.header[name]["data_offsets"]
+            data[at : at + size] = weights.data[begin:end]
+        at += size
+    return Weights(header, data)
 
 
-Part = tuple[str, dict[str, Any], NDArray[np.uint8]]
+Part = tuple[str, dict[str, Any], int]  # a tensor's name, its type and shape, and its bytes
 
 
-def _trained(weights: Weights, entry: Entry) -> Part:
-    values = _converted(_values(weights, entry), entry)
-    return entry.name, {"dtype": NAMES[entry.dtype], "shape": list(entry.shape)}, values.view(np.uint8)
+def _trained(entry: Entry) -> Part:
+    size = entry.size * NUMPY[entry.dtype].itemsize
+    return entry.name, {"dtype": NAMES[entry.dtype], "shape": list(entry.shape)}, size
 
 
-def _values(weights: Weights, entry: Entry) -> NDArray[Any]:
-    """Return a tensor as float32 or float16, or as the bits of bf16; zeros if it is missing."""
+def _other(weights: Weights, name: str) -> Part:
+    place = weights.header[name]
+    begin, end = place["data_offsets"]
+    return name, {"dtype": place["dtype"], "shape": place["shape"]}, end - begin
+
+
+def _write(weights: Weights, entry: Entry, out: NDArray[np.uint8]) -> None:
+    """Write a tensor in the type of its entry, a chunk at a time to save memory; zeros if it is missing."""
     place = weights.header.get(entry.name)
     if place is None:
-        return np.zeros(entry.size, dtype=np.float32)
+        out[:] = 0
+        return
     if tuple(place["shape"]) != entry.shape or place["dtype"] not in READ:
         raise InvalidParameters(
             f"tensor {entry.name!r} is {TYPES.get(place['dtype'], place['dtype'])} {place['shape']}, "
             f"but the run trains {entry.dtype} {list(entry.shape)}"
         )
     begin, end = place["data_offsets"]
-    return np.frombuffer(weights.data[begin:end].tobytes(), dtype=READ[place["dtype"]])
+    values, target = weights.data[begin:end].view(READ[place["dtype"]]), out.view(NUMPY[entry.dtype])
+    for first in range(0, len(values), CHUNK):
+        target[first : first + CHUNK] = _converted(values[first : first + CHUNK], entry)
 
 
 def _converted(values: NDArray[Any], entry: Entry) -> NDArray[Any]:
+    """Return float32 or float16 values, or the bits of bf16, as float32 or as the bits of bf16."""
     if entry.dtype == "float32":
         bits = values.dtype == np.uint16
         return (values.astype(np.uint32) << 16).view(np.float32) if bits else values.astype(np.float32)
@@ -76,18 +98,3 @@ def _converted(values: NDArray[Any], entry: Entry) -> NDArray[Any]:
         return values
     words = values.astype(np.float32).view(np.uint32)
     return ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def _other(weights: Weights, name: str) -> Part:
-    place = weights.header[name]
-    begin, end = place["data_offsets"]
-    return name, {"dtype": place["dtype"], "shape": place["shape"]}, weights.data[begin:end]
-
-
-def _joined(parts: list[Part], metadata: Any) -> Weights:
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    at = 0
-    for name, place, data in parts:
-        header[name] = {**place, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    return Weights(header, np.concatenate([data for _, _, data in parts]))

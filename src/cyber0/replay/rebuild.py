@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from cyber0.protocol.export import exported_run, is_export, read
 from cyber0.protocol.identity import Identity, base_digest
 from cyber0.protocol.ledger import Ledger, Memory
 from cyber0.protocol.sqlite import File
+from cyber0.replay.checkpoint import Checkpoint
 from cyber0.replay.convert import convert, missing_tensors
 from cyber0.replay.weights import Weights
 
 __all__ = ["base", "begun", "open_ledger", "rebuild"]
 
-AT_ONCE = 2**31  # numbers of directions between two reports of progress: some seconds
+AT_ONCE = 2**31  # numbers of directions between two reports of progress: some seconds,
+LEAST = 32  # or as many rounds, so that reading and writing the weights takes little of the time
 
 
 @contextmanager
@@ -93,10 +96,12 @@ def rebuild(
     rounds: int | None = None,
     device: str = "cpu",
     watch: Callable[[int], None] = lambda _: None,
+    checkpoint: Checkpoint | None = None,
 ) -> int:
     """Apply the first `rounds` commits of a ledger (default: all) to base parameters; return their fingerprint.
 
-    The parameters are NumPy's, and are changed in place; `device` is where the commits are applied.
+    The parameters are NumPy's, and are changed in place; `device` is where the commits are applied. With a
+    `checkpoint`, what is stored there is not done again; it is for the caller to remove it at the end.
 
     >>> from cyber0.protocol.records import Decision
     >>> zeros = Parameters({"w": np.zeros(3, dtype=np.float32)})
@@ -106,20 +111,28 @@ def rebuild(
     >>> hex(rebuild(ledger, zeros))
     '0xaba0f08711114966'
     """
-    there = _moved(parameters, device)
     run = exported_run(ledger, rounds)
     if run.head.commit != ledger.head_at(run.rounds).commit:
         raise InvalidLedger("the scalars of this ledger do not match its hash chain: cyber0 verify names the round")
-    sequence, width = CommitSequence(run.identity.plan), 4 * run.identity.plan.scalars
-    step = max(1, AT_ONCE // (run.identity.plan.scalars * parameters.size))
-    for first in range(0, run.rounds, step):
+    done, moment = (0, 0.0) if checkpoint is None else checkpoint.resume(run, parameters)
+    there = _moved(parameters, device)
+    sequence, width = CommitSequence(run.identity.plan, moment), 4 * run.identity.plan.scalars
+    step = max(LEAST, AT_ONCE // (run.identity.plan.scalars * parameters.size))
+    for first in range(done, run.rounds, step):
         last = min(first + step, run.rounds)
         there.apply_all(sequence.commits(first, run.scalars[first * width : last * width]))
         watch(last)
-    if there is not parameters:
-        for (_, here), (_, flat) in zip(parameters, there, strict=True):
-            here[:] = _host(flat)
-    return there.fingerprint()
+        if checkpoint is not None and last < run.rounds:
+            checkpoint.keep(run, last, sequence.moment, partial(_brought_back, there, parameters))
+    return _brought_back(there, parameters).fingerprint()
+
+
+def _brought_back(there: Parameters, here: Parameters) -> Parameters:
+    """Return the parameters on the host, with the weights of those on a device, if these are others."""
+    if there is not here:
+        for (_, flat), (_, tensor) in zip(here, there, strict=True):
+            flat[:] = _host(tensor)
+    return here
 
 
 def _layout(identity: Identity, weights: Weights) -> Manifest:

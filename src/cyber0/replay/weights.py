@@ -5,6 +5,8 @@ and place; the tensors' bytes.
 """
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -57,8 +59,7 @@ class Weights:
         Traceback (most recent call last):
         cyber0.errors.InvalidParameters: cannot read the weights no/such/model.safetensors: No such file or directory
         """
-        paths = _files(path)
-        return _read(paths[0]) if len(paths) == 1 else _joined(list(map(_read, paths)))
+        return _read(_files(path))
 
     @property
     def order(self) -> Manifest:
@@ -121,30 +122,45 @@ def _files(path: Path) -> list[Path]:
     return [path / name for name in named]
 
 
-def _read(path: Path) -> Weights:
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            text = file.read(length) if length <= LARGEST_HEADER else b""
-            data = np.fromfile(file, dtype=np.uint8)
-    except OSError as error:
-        raise InvalidParameters(f"cannot read the weights {path}: {error.strerror}") from None
-    return Weights(_header(path, text, len(data)), data)
-
-
-def _joined(parts: list[Weights]) -> Weights:
-    """Return the tensors of several files as if they were in one."""
+def _read(paths: list[Path]) -> Weights:
+    """Return the tensors of several files as if they were in one, each read to its place: nothing is held twice."""
     header: dict[str, Any] = {}
-    at, pieces = 0, list[NDArray[np.uint8]]()
-    for part in parts:
-        for name, place in part.header.items():
+    begins: list[tuple[Path, int, int, int]] = []  # each file, where its tensors begin in it, their bytes, their place
+    at = 0
+    for path in paths:
+        own, begin, size = _opened(path)
+        for name, place in own.items():
             if name == "__metadata__":
                 header.setdefault(name, place)
             else:
                 header[name] = {**place, "data_offsets": [at + offset for offset in place["data_offsets"]]}
-        pieces += [part.data, np.zeros(-len(part.data) % 8, dtype=np.uint8)]  # so that what follows is aligned
-        at += len(part.data) + len(pieces[-1])
-    return Weights(header, np.concatenate(pieces))
+        begins.append((path, begin, size, at))
+        at += size + (-size % 8 if path != paths[-1] else 0)  # so that what follows is aligned
+    data = np.zeros(at, dtype=np.uint8)
+    for path, begin, size, place in begins:
+        with _reading(path), path.open("rb") as file:
+            file.seek(begin)
+            if file.readinto(data[place : place + size].data) != size:
+                raise InvalidParameters(f"{path} became shorter while it was read")
+    return Weights(header, data)
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], int, int]:
+    """Return the header of a file, and where its tensors begin and how many bytes they have."""
+    with _reading(path), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if length <= LARGEST_HEADER else b""
+        begin = file.tell()
+        size = file.seek(0, 2) - begin
+    return _header(path, text, size), begin, size
+
+
+@contextmanager
+def _reading(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidParameters(f"cannot read the weights {path}: {error.strerror}") from None
 
 
 def _header(path: Path, text: bytes, size: int) -> dict[str, Any]:

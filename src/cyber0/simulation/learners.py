@@ -5,13 +5,14 @@ shape. `votes(t, present)` is what each present client of each world would hones
 width]; `advance(world, t, aggregate)` moves a world's global model by the aggregated rows [rows, width].
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from cyber0.client import Client, projected
 from cyber0.directions import COMPRESSED_EPOCH, matrix
@@ -85,8 +86,7 @@ class Batched:
 
         def project() -> Tensor:
             assert update is not None  # noqa: S101
-            scale = plan.projection(self.parameters.size)
-            return (update @ self._directions(t, COMPRESSED_EPOCH).mT) * scale
+            return (update @ self._directions(t, COMPRESSED_EPOCH).mT) * self._per_world(t, plan.projection)
 
         return plan.message(steps, project, axis=1)
 
@@ -95,9 +95,9 @@ class Batched:
         model = self.task, self.parameters, weights, self.plan.mu, offsets
         if self.worlds[0].private is None:
             x, y = _batches(self.worlds, t, epoch, present)
-            return slopes(*model, x, y, z) * self._scale()
+            return slopes(*model, x, y, z) * self._per_world(t, self._scale)
         chosen, owners = _ragged(self.worlds, t, epoch, present, each=offsets is not None)
-        x, y = _stacked([(world.population.inputs[rows], world.population.labels[rows]) for world, rows in chosen])
+        x, y = _stacked([world.population.samples(rows) for world, rows in chosen])
         found = sample_slopes(*model, x, y, z).flatten(1, 2)
         released: list[Tensor] = []
         for number, world in enumerate(self.worlds):
@@ -123,11 +123,22 @@ class Batched:
         world.parameters.apply(world.commits.commit(t, aggregate))
 
     def _directions(self, t: int, epoch: int) -> Tensor:
-        size, family, device = self.parameters.size, self.plan.family, self.parameters.device
-        return torch.stack([matrix(w.plan.keys(t, epoch), size, family=family, device=device) for w in self.worlds])
+        """Return the directions of each world, [worlds, directions, d]; outside of what a round moves they are zero."""
+        return torch.stack([self._of_world(world, t, epoch) for world in self.worlds])
 
-    def _scale(self) -> float:
-        return (self.parameters.size if self.plan.family == "sphere" else 1) / self.plan.directions
+    def _of_world(self, world: World, t: int, epoch: int) -> Tensor:
+        moved, device = _moved(world, t), self.parameters.device
+        found = matrix(world.plan.keys(t, epoch), moved.size, family=self.plan.family, device=device)
+        return nn.functional.pad(found, (moved.offset, self.parameters.size - moved.offset - moved.size))
+
+    def _per_world(self, t: int, factor: Callable[[int], float]) -> Tensor | float:
+        """Return a factor that depends on how many parameters a round moves, to be multiplied with [worlds, ...]."""
+        if self.plan.blocks == 1:
+            return factor(self.parameters.size)
+        return torch.tensor([[[factor(_moved(world, t).size)]] for world in self.worlds], device=self.parameters.device)
+
+    def _scale(self, size: int) -> float:
+        return (size if self.plan.family == "sphere" else 1) / self.plan.directions
 
 
 class Sequential:
@@ -168,12 +179,12 @@ class Layered:
 
     def __init__(self, task: Task, worlds: Sequence[World]) -> None:
         self.rows, self.width = worlds[0].plan.rows, worlds[0].plan.directions
-        self._worlds = [(world, _walk(task, world)) for world in worlds]
+        self._task, self._worlds = task, worlds
         self._ahead: dict[int, tuple[int, _Owned]] = {}
 
     def votes(self, t: int, present: Indices) -> Tensor:
         """Return the votes of all clients together (Alg. 1, lines 3 to 11)."""
-        return torch.stack([self._votes(world, walk, t, present) for world, walk in self._worlds])
+        return torch.stack([self._votes(world, _walk(self._task, world, t), t, present) for world in self._worlds])
 
     @staticmethod
     def advance(world: World, t: int, aggregate: NDArray[Any]) -> None:
@@ -196,7 +207,7 @@ class Layered:
 
         def project() -> Tensor:
             scalars = torch.cat(steps, dim=1).cpu().numpy()
-            rows = [projected(world.parameters, plan, t, own) for own in scalars]
+            rows = [projected(_moved(world, t), plan, t, own) for own in scalars]
             return torch.from_numpy(np.stack(rows)).to(steps[0].device)  # pyright: ignore[reportUnknownMemberType]
 
         return plan.message(steps, project)
@@ -213,7 +224,7 @@ class Layered:
         keys = plan.keys(t, plan.epoch(epoch))
         if world.private is None:
             slopes = torch.stack([walk.along(batch, key, plan.mu, plan.family, drift) for key in keys], dim=1)
-            return (slopes * ((world.parameters.size if plan.family == "sphere" else 1) / plan.directions)).float()
+            return (slopes * ((walk.parameters.size if plan.family == "sphere" else 1) / plan.directions)).float()
         found = [walk.differences(batch, key, plan.mu, plan.family, drift) for key in keys]
         slopes = torch.stack(found, dim=1).div_(2 * float(np.float32(plan.mu)))
         totals = world.private.totals(slopes, owned.owners, len(owned.present))
@@ -239,14 +250,19 @@ def _batch(world: World, walk: Walk, t: int, present: Indices, epoch: int = 0) -
     missing = round_up(len(samples), GRAIN) - len(samples)  # so that few shapes occur
     samples = np.pad(samples, (0, missing), constant_values=int(population.shares[0][0]))[None]
     rows = upload(samples, population.device)
-    batch = walk.batch(population.inputs[rows], population.labels[rows], population.lengths_of(samples))
+    batch = walk.batch(*population.samples(rows), population.lengths_of(samples))
     filled = np.pad(owners, (0, missing), constant_values=len(present))
     return _Owned(batch, present, upload(filled, population.device))
 
 
-def _walk(task: Task, world: World) -> Walk:
+def _moved(world: World, t: int) -> Parameters:
+    """Return what a round moves of a world's model."""
+    return world.parameters.block(world.plan.blocks, world.plan.seed, t)
+
+
+def _walk(task: Task, world: World, t: int) -> Walk:
     measure: Any = world.measure
-    return measure.walk(world.parameters, task.losses)
+    return measure.walk(_moved(world, t), task.losses)
 
 
 def _drift(world: World, t: int, steps: list[NDArray[np.float32]]) -> tuple[list[Any], NDArray[np.float32]]:
@@ -265,7 +281,7 @@ def _batch_of(world: World, client: int) -> Any:
 
     def poisson(t: int, epoch: int) -> tuple[Tensor, Tensor]:
         rows = upload(_private(world).batch(t, epoch, alone)[0], population.device)
-        return population.inputs[rows], population.labels[rows]
+        return population.samples(rows)
 
     return batch if world.private is None else poisson
 

@@ -101,6 +101,7 @@ class MetricsLog:
             "best_round_on_test": self.lines[best]["round"],
             "final_accuracy": last["accuracy"],
             "final_loss": last["loss"],
+            **({"final_attack_success": last["attack_success"]} if "attack_success" in last else {}),
         }
         if simulation.validation is not None:
             chosen = self.lines[_best(self.lines, "validation_")]
@@ -178,6 +179,7 @@ class MetricsLog:
         return {
             "round": simulation.rounds,
             **_measured(found),
+            **({} if found.attack_success is None else {"attack_success": found.attack_success}),
             **held_out,
             **({"metrics": {name: _finite(value) for name, value in found.metrics.items()}} if found.metrics else {}),
             "scalars_up_per_client": up,
@@ -257,6 +259,8 @@ def _digest(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     for part in (dataset.train_inputs, dataset.train_labels, dataset.test_inputs, dataset.test_labels):
         digest.update(memoryview(np.ascontiguousarray(part)))  # pyright: ignore[reportArgumentType]
+    if dataset.owners is not None:
+        digest.update(memoryview(dataset.owners))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()
 
 

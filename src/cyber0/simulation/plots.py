@@ -5,6 +5,8 @@ The colours are Okabe and Ito's, which colour-blind readers tell apart; liars di
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,10 @@ def draw_measure(history: History, axes: Any, metric: str, over: str, label: str
     with styled():
         if axes is None:
             axes = _new_axes(
-                {"round": "round", "bytes": "bytes sent by each client"}[over], f"{metric} on test samples"
+                {"round": "round", "bytes": "bytes sent by each client"}[over],
+                f"{metric.replace('_', ' ')} on test samples",
             )
-            _format(axes, percent=metric == "accuracy", engineering=over == "bytes")
+            _format(axes, percent=metric in ("accuracy", "attack_success"), engineering=over == "bytes")
         x = lines[OVER[over]]
         (line,) = axes.plot(x, lines[metric], label=label, linewidth=1.8, solid_capstyle="round")
         if (held_out := f"validation_{metric}") in lines.columns:
@@ -143,16 +146,26 @@ def styled() -> Generator[None]:
 
 
 def _new_axes(x: str, y: str, width: float = 6.4) -> Any:
-    figure = require("matplotlib.figure", extra="study").Figure(
-        figsize=(width, 4), layout="constrained", facecolor=PAPER
-    )
-    figure.set_canvas(require("matplotlib.backends.backend_agg", extra="study").FigureCanvasAgg(figure))
-    axes = figure.add_subplot()
+    axes = _figure(figsize=(width, 4), layout="constrained", facecolor=PAPER).add_subplot()
     axes.set(xlabel=x, ylabel=y, facecolor="none", axisbelow=True)
     axes.grid(True, color=RULE, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(length=3, width=0.6)
     return axes
+
+
+def _figure(**options: Any) -> Any:
+    """Return a new figure that belongs to no window, and that a notebook shows as a picture."""
+    figure = require("matplotlib.figure", extra="study").Figure(**options)
+    figure.set_canvas(require("matplotlib.backends.backend_agg", extra="study").FigureCanvasAgg(figure))
+    figure._repr_png_ = partial(_png, figure)  # what IPython asks for
+    return figure
+
+
+def _png(figure: Any) -> bytes:
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    return content.getvalue()
 
 
 def _format(axes: Any, *, percent: bool, engineering: bool) -> None:

@@ -32,7 +32,7 @@ def on_device(dataset: Dataset, device: torch.device) -> tuple[torch.Tensor, tor
 class Population:
     """All clients' data in the memory of one device, and the batches they draw from it.
 
-    The last `byzantine` clients are liars; `corrupt_labels` is what they do to their labels, if anything.
+    The last `byzantine` clients are liars; `corrupt_labels` and `corrupt_samples` are what they do to their data.
     """
 
     dataset: Dataset
@@ -43,6 +43,7 @@ class Population:
     seed: int
     device: torch.device
     corrupt_labels: Callable[[Any, int], Any] | None = None
+    corrupt_samples: Callable[[Any, Any, int | None], tuple[Any, Any]] | None = None
     _drawn: dict[int, Indices] = field(default_factory=dict[int, Indices], init=False)
     _sizes: Any = field(default=None, init=False)
 
@@ -54,6 +55,15 @@ class Population:
                 raise InvalidAttack("labels of this task are not classes: an attack on labels needs classes")
             labels[held] = self.corrupt_labels(labels[held], self.dataset.classes)
         self.inputs, *self.test = on_device(self.dataset, self.device)
+        self._poisoned = self._place = None
+        if self.corrupt_samples is not None and self.byzantine:
+            held = np.concatenate(self.shares[-self.byzantine :])
+            changed, labels[held] = self.corrupt_samples(
+                self.dataset.train_inputs[held], labels[held], self.dataset.classes
+            )
+            place = np.full(len(labels), -1)
+            place[held] = np.arange(len(held))
+            self._poisoned, self._place = (torch.as_tensor(part).to(self.device) for part in (changed, place))
         self.labels = torch.as_tensor(labels).to(self.device)
         self._samples = np.concatenate(self.shares)
         self._counts = np.array([len(share) for share in self.shares])
@@ -70,8 +80,15 @@ class Population:
 
     def batches(self, t: int, epoch: int, present: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the batches of one local step: inputs [clients, batch, ...] and labels [clients, batch]."""
-        chosen = upload(self._indices(t)[epoch, present], self.device)
-        return self.inputs[chosen], self.labels[chosen]
+        return self.samples(upload(self._indices(t)[epoch, present], self.device))
+
+    def samples(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and labels of training samples, as their clients hold them: [..., ...] and [...]."""
+        inputs = self.inputs[rows]
+        if self._poisoned is not None and self._place is not None:  # other runs share `inputs`
+            place = self._place[rows]
+            inputs[place >= 0] = self._poisoned[place[place >= 0]]
+        return inputs, self.labels[rows]
 
     def sizes(self, t: int, epoch: int, present: Indices) -> NDArray[np.int64] | None:
         """Return the length of each sample of those batches, [clients, batch]; None where all of a row counts."""

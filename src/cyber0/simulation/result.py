@@ -49,6 +49,8 @@ class Result:
 
     def __repr__(self) -> str:
         reached = f"loss {self.loss:.4f}" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
+        if self.attack_success is not None:
+            reached += f", attack success {self.attack_success:.1%}"
         return f"Result({reached} after {self.summary['rounds']} rounds, model {self.fingerprint})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,6 +67,11 @@ class Result:
     def loss(self) -> float:
         """The mean loss on the test samples after the last round; NaN if the model has diverged."""
         return float("nan") if self.summary["final_loss"] is None else self.summary["final_loss"]
+
+    @property
+    def attack_success(self) -> float | None:
+        """How often the attack reaches its goal after the last round, of an attack that has one, such as `backdoor`."""
+        return self.summary.get("final_attack_success")
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -110,7 +117,7 @@ class Result:
 
         Args:
             axes: Where to draw; a new figure if not given.
-            metric: "accuracy", "loss", or the name of a metric of your own.
+            metric: "accuracy", "loss", "attack_success", or the name of a metric of your own.
             over: "round", or "bytes" that each client has sent.
             label: What the line is called; by default the rule and the attack.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from cyber0.protocol.decide import admissible, decide, quorum
 from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population
 from cyber0.simulation.private import PrivateClients
+from cyber0.simulation.spread import Spread
 from cyber0.tasks import devices, partition
 from cyber0.tasks.evaluation import Evaluation, evaluate
 from cyber0.tasks.partition import Partition
@@ -70,10 +72,16 @@ class Simulation:
         self.participant = build_participant(self.task, config, self.device, simulated=config)
         self.parameters = self.participant.parameters
         self.population, self.validation = self._populate(config.partition if split is None else split)
+        self.goal = self._aim()
         private = PrivateClients(config, self.population, self.parameters.size) if config.is_private else None
         commits, measure = CommitSequence(self.plan), self.participant.measure
         self.world = World(self.parameters, self.population, self.plan, commits, measure, private)
-        self.learner = learner_of(config, self.world)(self.task, [self.world])
+        if config.engine.startswith("ray"):
+            self.learner: Learner | Spread = Spread(
+                config, self.world, {"task": task, "attack": attack, "split": split}
+            )
+        else:
+            self.learner = learner_of(config, self.world)(self.task, [self.world])
         self.rounds = 0
 
     def play(self) -> Iterator[Round]:
@@ -83,6 +91,8 @@ class Simulation:
             self.rounds += 1
             yield played
         self.parameters.settle()
+        if isinstance(self.learner, Spread):
+            self.learner.close()
 
     def play_round(self, t: int) -> Round:
         """Play one round (Alg. 1)."""
@@ -137,22 +147,35 @@ class Simulation:
         else:
             for t, aggregate in voted:
                 self.learner.advance(self.world, t, aggregate)
-        for _, aggregate in voted:
+        for t, aggregate in voted:
             self.memory = aggregation.after(self.rule, self.memory, aggregate)
+            if isinstance(self.learner, Spread):
+                self.learner.note(t, aggregate)
         self.rounds += len(aggregates)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the global model on the test samples."""
-        return self._evaluate(self.population.test)
+        """Evaluate the global model on the test samples, and how often the attack reaches its goal, if it has one."""
+        found = self._evaluate(self.population.test)
+        if self.goal is None:
+            return found
+        return replace(found, attack_success=self._evaluate(self.goal, replace(self.task, metrics={})).accuracy)
 
     def validate(self) -> Evaluation | None:
         """Evaluate the global model on the validation samples, if any are held out."""
         return None if self.validation is None else self._evaluate(self.validation)
 
-    def _evaluate(self, data: Any) -> Evaluation:
+    def _evaluate(self, data: Any, task: Task | None = None) -> Evaluation:
         self.parameters.settle()
         inputs, targets = data
-        return evaluate(self.task, self.participant.model, (inputs, targets), self.device)
+        return evaluate(task or self.task, self.participant.model, (inputs, targets), self.device)
+
+    def _aim(self) -> Any:
+        """Return inputs and the classes that the liars want them to be taken for, if the attack has such a goal."""
+        if self.attack.goal is None:
+            return None
+        dataset = self.task.dataset
+        aimed = self.attack.goal(dataset.test_inputs, dataset.test_labels, dataset.classes)
+        return tuple(torch.as_tensor(part).to(self.device) for part in aimed)
 
     def _known_model(self) -> Any:
         """Return a copy of the global model, for liars that know it."""
@@ -169,8 +192,8 @@ class Simulation:
         options: dict[str, Any] = {} if config.alpha is None else {"alpha": config.alpha}
         shares = partition.shares_of(dataset, split, config.clients, config.seed, **options)
         sizes = config.batch, config.local_epochs, config.seed
-        corrupt = self.attack.corrupt_labels
-        return Population(dataset, shares, config.byzantine, *sizes, self.device, corrupt), validation
+        corrupt = self.attack.corrupt_labels, self.attack.corrupt_samples
+        return Population(dataset, shares, config.byzantine, *sizes, self.device, *corrupt), validation
 
 
 def learner_of(config: RunConfig, world: World) -> type[Learner]:

@@ -142,12 +142,18 @@ def _summary(found: _Report) -> dict[str, Any]:
         "paper_seeds": PAPER_SEEDS,
         "agreement": found.agreement and asdict(found.agreement),
         "agreement_beside": beside and asdict(beside),
-        "cells": [asdict(cell) | {"interval": cell.best and cell.best.interval} for cell in found.cells],
+        "cells": [_cell(cell) for cell in found.cells],
         "validated": results.validated,
         "choices": [asdict(choice) for choice in results.choices],
         "failures": [asdict(failure) for failure in results.failures],
         "about": results.about,
     }
+
+
+def _cell(cell: Measured) -> dict[str, Any]:
+    """Return the numbers of a cell; how often its attack succeeded, if it has a goal."""
+    numbers = asdict(cell) | {"interval": cell.best and cell.best.interval}
+    return {key: value for key, value in numbers.items() if key != "success" or value is not None}
 
 
 def _claim(verdict: Verdict) -> dict[str, Any]:
@@ -191,6 +197,7 @@ def _page(found: _Report) -> str:
         held_there=sum(verdict.paper.holds is True for verdict in found.verdicts),
         pictures=[(figure, _inline(kinds["svg"].decode(), figure.name)) for figure, kinds in found.drawn],
         compared=any(cell.paper for cell in found.cells),
+        aimed=any(cell.success for cell in found.cells),
         scale=_scale(found.cells),
         light=figures.COLOURS,
         dark=DARK,
@@ -245,6 +252,8 @@ def _describe(cell: Measured) -> str:
     parts = [f"{cell.name}: best {mean_and_sd(cell.best)}" + (f" ({_seeds(cell.best.n)})" if cell.best else "")]
     if cell.final is not None:
         parts.append(f"last {mean_and_sd(cell.final)}")
+    if cell.success is not None:
+        parts.append(f"attack success {mean_and_sd(cell.success)}")
     if cell.paper is not None:
         parts.append(f"paper {mean_and_sd(cell.paper)}")
     if (far := cell.difference) is not None:

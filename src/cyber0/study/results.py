@@ -24,9 +24,9 @@ class Results:
 
     `frame`, of pandas, has a row for each run and evaluation: a column of labels for each axis, then seed, round,
     accuracy (0 to 1), loss, scalars_up_per_client, scalars_down_per_client, bytes_up_per_client,
-    bytes_down_per_client, seconds; with held-out samples also validation_accuracy and validation_loss. `about` says how
-    it was measured: the command, versions, the device, the data, the time it took. `choices` says which values were
-    chosen where the recipe says `choose`.
+    bytes_down_per_client, seconds; with held-out samples also validation_accuracy and validation_loss, and where the
+    attack has a goal attack_success. `about` says how it was measured: the command, versions, the device, the data, the
+    time it took. `choices` says which values were chosen where the recipe says `choose`.
     """
 
     recipe: Recipe

@@ -47,7 +47,8 @@ Key = tuple[str, ...]  # a cell's label on each axis, in the order of the axes
 class Run:
     """The evaluations of one run. Accuracy in percent; bytes are those of one client so far, in float32.
 
-    `validation` is the accuracy on held-out samples, if there are any: it chooses the round that counts.
+    `validation` is the accuracy on held-out samples, if there are any: it chooses the round that counts. `success` is
+    how often the attack reached its goal, in percent, if it has one.
 
     >>> run = Run(0, np.array([0.0, 10.0]), np.array([80.0, 75.0]), np.array([0.0, 640.0]), np.array([0.0, 640.0]))
     >>> run.best, run.final
@@ -60,14 +61,25 @@ class Run:
     bytes_up: Floats
     bytes_down: Floats
     validation: Floats | None = None
+    success: Floats | None = None
+
+    @property
+    def counted(self) -> int | None:
+        """Return the evaluation that counts: the best on validation samples or, without these, on test samples."""
+        for measure in (self.validation, self.accuracy):
+            if measure is not None and np.isfinite(measure).any():
+                return int(np.nanargmax(measure))
+        return None
 
     @property
     def best(self) -> float:
-        """Return the highest accuracy of all evaluations, or that of the best on validation; NaN if none is finite."""
-        if self.validation is not None and np.isfinite(self.validation).any():
-            return float(self.accuracy[int(np.nanargmax(self.validation))])
-        finite = self.accuracy[np.isfinite(self.accuracy)]
-        return float(finite.max()) if len(finite) else math.nan
+        """Return the accuracy of the evaluation that counts; NaN if none is finite."""
+        return math.nan if self.counted is None else float(self.accuracy[self.counted])
+
+    @property
+    def attack_success(self) -> float:
+        """Return how often the attack reached its goal in the evaluation that counts; NaN if it has none."""
+        return math.nan if self.counted is None or self.success is None else float(self.success[self.counted])
 
     @property
     def final(self) -> float:
@@ -124,7 +136,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The numbers of a cell. `beside` marks a baseline outside the grid, which is not counted with the grid."""
+    """The numbers of a cell. `beside` marks a baseline outside the grid, which is not counted with the grid.
+
+    `success` is how often the attack reached its goal in the evaluations that count, if it has one.
+    """
 
     labels: Labels
     beside: bool
@@ -134,6 +149,7 @@ class Measured:
     difference: Difference | None = None
     bytes_up: float | None = None
     bytes_down: float | None = None
+    success: Sample | None = None
 
     @property
     def name(self) -> str:
@@ -237,11 +253,15 @@ def _run(seed: int, rows: Any, validated: bool) -> Run:
         for name in ("round", "accuracy", "bytes_up_per_client", "bytes_down_per_client")
     )
     held_out = rows["validation_accuracy"].to_numpy(dtype=np.float64, na_value=np.nan) if validated else None
-    return Run(seed, rounds, 100 * accuracy, up, down, held_out)
+    success: Floats | None = None
+    if "attack_success" in rows.columns:
+        success = 100 * rows["attack_success"].to_numpy(dtype=np.float64, na_value=np.nan)
+    return Run(seed, rounds, 100 * accuracy, up, down, held_out, success)
 
 
 def _measured(labels: Labels, beside: bool, played: list[Run], paper: Sample | None) -> Measured:
-    best, final = (Sample.of(getattr(run, name) for run in played) for name in ("best", "final"))
+    names = "best", "final", "attack_success"
+    best, final, success = (Sample.of(getattr(run, name) for run in played) for name in names)
     up, down = (Sample.of(getattr(run, name)[-1] for run in played) for name in ("bytes_up", "bytes_down"))
     return Measured(
         labels=labels,
@@ -252,6 +272,7 @@ def _measured(labels: Labels, beside: bool, played: list[Run], paper: Sample | N
         difference=None if best is None or paper is None else difference(best, paper),
         bytes_up=None if up is None else up.mean,
         bytes_down=None if down is None else down.mean,
+        success=success,
     )
 
 

@@ -15,6 +15,7 @@ MINUS = "\N{MINUS SIGN}"
 NO_CELL, NOT_RUN = "\N{EN DASH}", "not run"
 COLUMNS = ("mean", "sd", "n", "mean_low", "mean_high", "final_mean", "final_sd", "paper_mean", "paper_sd")
 COMPARED = ("difference", "low", "high", "z", "bytes_up_per_client", "bytes_down_per_client")
+SUCCESS = ("attack_success_mean", "attack_success_sd")  # of studies with an attack that has a goal
 ESCAPES = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -151,9 +152,11 @@ def to_csv(recipe: Recipe, cells: Sequence[Measured]) -> str:
     worst = list(grid(recipe, cells).worst.values())
     file = io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
-    rows.writerow([*recipe.axes, "beside", "worst", *COLUMNS, *COMPARED])
+    aimed = any(cell.success for cell in cells)
+    rows.writerow([*recipe.axes, "beside", "worst", *COLUMNS, *COMPARED, *(SUCCESS if aimed else ())])
     for cell in cells:
-        rows.writerow([*_labels(cell, recipe.axes), cell.beside, cell in worst, *_numbers(cell)])
+        success = [cell.success and cell.success.mean, cell.success and cell.success.sd] if aimed else []
+        rows.writerow([*_labels(cell, recipe.axes), cell.beside, cell in worst, *_numbers(cell), *success])
     return file.getvalue()
 
 
@@ -201,6 +204,8 @@ def _in_markdown(shown: Grid, row: Row, column: str) -> str:
 
 def _entry(cell: Measured, bold: bool) -> str:
     ours = f"**{mean_and_sd(cell.best)}**" if bold else mean_and_sd(cell.best)
+    if cell.success is not None:
+        ours += f", attack success {mean_and_sd(cell.success)}"
     if cell.paper is None:
         return ours
     difference = "" if cell.difference is None else f", {signed(cell.difference.value)}"
@@ -213,10 +218,14 @@ def _in_latex(shown: Grid, row: Row) -> list[str]:
     ours = [_tex(NO_CELL if cell is None else mean_and_sd(cell.best)) for cell in cells]
     bold = [rf"\textbf{{{text}}}" if cell and cell is worst else text for cell, text in zip(cells, ours, strict=True)]
     papers = [None if cell is None else cell.paper for cell in cells]
+    goals = [None if cell is None else cell.success for cell in cells]
     lines = [[*map(_tex, row), "ours", *bold, *([_tex(worst_of(shown, row))] if shown.worst else [])]]
     if any(papers):
         numbers = [rf"\footnotesize {_tex(mean_and_sd(paper))}" if paper else "" for paper in papers]
         lines.append([*("" for _ in row), r"\footnotesize paper", *numbers, *([""] if shown.worst else [])])
+    if any(goals):
+        numbers = [rf"\footnotesize {_tex(mean_and_sd(goal))}" if goal else "" for goal in goals]
+        lines.append([*("" for _ in row), r"\footnotesize attack success", *numbers, *([""] if shown.worst else [])])
     return [_tex_line(line) for line in lines]
 
 

@@ -36,6 +36,7 @@ def task_of(
     metrics: Mapping[str, Metric] | None = None,
     classes: int | Sequence[str] | None = None,
     name: str | None = None,
+    layerwise: bool = False,
 ) -> Task:
     """Return the task of training a model on data that a user gives.
 
@@ -51,6 +52,7 @@ def task_of(
             label. Targets are classes if they are integers, one for each sample, or if `loss` is not given, or if
             `classes` is.
         name: What reports call the task; by default the model's name.
+        layerwise: Whether the model is measured a layer at a time, to save memory.
 
     >>> x = torch.arange(12).reshape(6, 2) / 12
     >>> task = task_of(nn.Linear(2, 3), train=(x, torch.tensor([0, 1, 2, 0, 1, 2])), test=(x[:2], torch.tensor([0, 1])))
@@ -80,7 +82,7 @@ def task_of(
     losses = cross_entropy if loss is None else output_loss(loss)
     called = label_of(model).rpartition(".")[2] if name is None else name
     meaning = {"labels": digest(names or known)}
-    return Task(called, dataset, _builder(model), losses, {} if metrics is None else metrics, meaning)
+    return Task(called, dataset, _builder(model), losses, metrics or {}, meaning, layerwise)
 
 
 def _is_binary(loss: Any) -> bool:

@@ -36,6 +36,8 @@ class Dataset:
         source: Where the data come from, in words.
         shares: The training samples that each client holds; None where a partition decides.
         lengths: A function of inputs that returns how much of each row counts; None where all of it does.
+        owners: The number of whoever each training sample came from, such as a writer, which the partition `natural`
+            deals by; None where that is not known.
 
     >>> x, y = np.zeros((3, 2)), [0, 1, 1]
     >>> data = Dataset(x, y, x[:1], y[:1], classes=2, source="three points of mine")
@@ -58,6 +60,7 @@ labels - 1
     source: str
     shares: tuple[Indices, ...] | None = None
     lengths: Callable[[Any], Any] | None = None
+    owners: Indices | None = None
 
     def __post_init__(self) -> None:
         classes: Any = self.classes  # what a user gives may be of any type
@@ -76,6 +79,14 @@ labels - 1
             shares = tuple(np.asarray(share, dtype=np.int64) for share in self.shares)
             _check_shares(shares, len(self.train_labels))
             object.__setattr__(self, "shares", shares)
+        if self.owners is not None:
+            owners = as_array(self.owners, "owners")
+            if owners.shape != self.train_labels.shape[:1] or owners.dtype.kind not in "iu":
+                raise InvalidData(
+                    f"owners of type {owners.dtype} and shape {owners.shape}: give an integer for each of "
+                    f"{len(self.train_labels)} training samples"
+                )
+            object.__setattr__(self, "owners", owners.astype(np.int64))
 
     def __repr__(self) -> str:
         train, test = len(self.train_labels), len(self.test_labels)
@@ -92,7 +103,8 @@ labels - 1
     def split_validation(self, fraction: Any, seed: int) -> "tuple[Dataset, tuple[Array, Array]]":
         """Hold out a share of the training samples, chosen by seed.
 
-        Of clients that hold samples of their own, each gives up that share of its own, and keeps at least one.
+        Of clients or owners that hold samples of their own, each gives up that share of its own, and keeps at least
+        one.
 
         Args:
             fraction: The share to hold out, greater than 0 and less than 1.
@@ -112,7 +124,7 @@ labels - 1
                 f"validation = {fraction!r}: give the share of training samples to hold out, between 0 and 1, as 0.1"
             )
         samples = len(self.train_labels)
-        groups = self.shares or (np.arange(samples),)
+        groups = self.shares or self._held_by_owners()
         generator = np.random.default_rng((seed, VALIDATION))
         held = np.sort(np.concatenate([_drawn(group, fraction, generator) for group in groups]))
         if len(held) == 0:
@@ -121,8 +133,17 @@ labels - 1
         place = np.full(samples, -1)
         place[kept] = np.arange(len(kept))
         shares = None if self.shares is None else tuple(place[s][place[s] >= 0] for s in self.shares)
-        rest = replace(self, train_inputs=self.train_inputs[kept], train_labels=self.train_labels[kept], shares=shares)
+        owners = None if self.owners is None else self.owners[kept]
+        inputs, labels = self.train_inputs[kept], self.train_labels[kept]
+        rest = replace(self, train_inputs=inputs, train_labels=labels, shares=shares, owners=owners)
         return rest, (self.train_inputs[held], self.train_labels[held])
+
+    def _held_by_owners(self) -> tuple[Indices, ...]:
+        """Return the training samples of each owner; all of them together where owners are not known."""
+        samples = np.arange(len(self.train_labels))
+        if self.owners is None:
+            return (samples,)
+        return tuple(samples[self.owners == owner] for owner in np.unique(self.owners))
 
 
 def as_array(values: Any, what: str) -> Array:

@@ -1,6 +1,6 @@
 """How good a model is on samples that it was not trained on."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 
 from cyber0.errors import InvalidUserCode
 from cyber0.tasks.losses import OutputLoss
-from cyber0.tasks.task import Batch, Metric, Task
+from cyber0.tasks.task import Batch, ModelMetric, Task
 from cyber0.user_code import calling, label_of
 
 __all__ = ["Evaluation", "evaluate"]
@@ -16,12 +16,16 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The mean loss of a model on some samples, its accuracy where there are classes, and the metrics of the user."""
+    """The mean loss of a model on some samples, its accuracy where there are classes, and the metrics of the user.
+
+    `attack_success` is how often an attack with a goal, such as a backdoor, reaches it.
+    """
 
     loss: float
     accuracy: float | None
     metrics: Mapping[str, float]
     samples: int
+    attack_success: float | None = None
 
 
 def evaluate(
@@ -51,7 +55,9 @@ def evaluate(
     dataset, losses = task.dataset, task.losses
     inputs, targets = data or (torch.as_tensor(dataset.test_inputs), torch.as_tensor(dataset.test_labels))
     device = next(model.parameters()).device if device is None else device
-    needs_outputs = isinstance(losses, OutputLoss) or dataset.classes is not None or bool(task.metrics)
+    asking = {name: metric for name, metric in task.metrics.items() if isinstance(metric, ModelMetric)}
+    metrics = {name: metric for name, metric in task.metrics.items() if not isinstance(metric, ModelMetric)}
+    needs_outputs = isinstance(losses, OutputLoss) or dataset.classes is not None or bool(metrics)
     right, loss = 0.0, 0.0
     kept: list[torch.Tensor] = []
     with torch.no_grad():
@@ -62,17 +68,20 @@ def evaluate(
                 right += (outputs.argmax(1) == known).sum().item()
             values = losses.of(outputs, known) if isinstance(losses, OutputLoss) else losses(model, (x, known))
             loss += values.double().sum().item()
-            if task.metrics:
+            if metrics:
                 kept.append(outputs.cpu())
     return Evaluation(
         loss=loss / len(targets),
         accuracy=None if dataset.classes is None else right / targets.numel(),
-        metrics=_measure(task.metrics, torch.cat(kept), targets.cpu()) if task.metrics else {},
+        metrics=(_measure(metrics, torch.cat(kept), targets.cpu()) if metrics else {})
+        | {name: metric(model, inputs.to(device), targets.to(device)) for name, metric in asking.items()},
         samples=len(targets),
     )
 
 
-def _measure(metrics: Mapping[str, Metric], outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+def _measure(
+    metrics: Mapping[str, Callable[[Any, torch.Tensor], float]], outputs: torch.Tensor, targets: torch.Tensor
+) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, metric in metrics.items():
         with calling(f"metric {name!r}", metric):

@@ -4,31 +4,34 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.errors import InvalidData
 
-__all__ = ["DataFile", "cache_directory", "check", "locate", "parse_idx", "read_idx"]
+__all__ = ["DataFile", "cache_directory", "check", "find", "locate", "parse_idx", "read_idx"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A published file, known by its checksums: as published (gzip), and unpacked.
+    """A published file, known by its checksums: as published (gzip), and unpacked if it is read so, too.
 
     >>> DataFile("letters-idx1-ubyte.gz", 1000, "8d42", "0fa7").names
     ('letters-idx1-ubyte.gz', 'letters-idx1-ubyte')
     """
 
     name: str
-    size: int
+    size: int | None
     sha256: str
-    unpacked_sha256: str
+    unpacked_sha256: str = ""
 
     @property
     def names(self) -> tuple[str, str]:
@@ -45,6 +48,35 @@ def cache_directory(name: str) -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"  # as XDG says
     return root / "cyber0" / name
+
+
+def find(
+    directory: Path | str | None, look: Callable[[Path], T | None], cached: Callable[[], T | None], missing: str
+) -> T | None:
+    """Return what `look` finds in the folder given, else in the one that CYBER0_DATA names, else what is cached.
+
+    The folder given must hold it, and `missing` says what to put there; the one of CYBER0_DATA may hold other data.
+
+    >>> find("no-such-folder", lambda folder: None, lambda: None, "MNIST")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidData: there is no folder no-such-folder
+    >>> find(".", lambda folder: None, lambda: None, "MNIST: put its four files there")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidData: . holds no MNIST: put its four files there
+    """
+    if directory is not None:
+        found = look(_folder(Path(directory)))
+        if found is None:
+            raise InvalidData(f"{directory} holds no {missing}")
+        return found
+    named = os.environ.get("CYBER0_DATA")
+    return (look(_folder(Path(named), " (it is named by CYBER0_DATA)")) if named else None) or cached()
+
+
+def _folder(path: Path, why: str = "") -> Path:
+    if not path.is_dir():
+        raise InvalidData(f"there is no folder {path}{why}")
+    return path
 
 
 def locate(directory: Path, files: Sequence[DataFile], folders: Sequence[str] = ("",)) -> list[Path] | None:

@@ -16,8 +16,8 @@ from torch import nn
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidEstimate, InvalidModel, UnknownName
 from cyber0.layerwise.batching import cuts
-from cyber0.layerwise.measure import is_layerwise
 from cyber0.layerwise.modules import blocks, handlers, trained
+from cyber0.layerwise.protocols import is_layerwise
 from cyber0.layerwise.source import MATRICES_AT_ONCE
 from cyber0.layerwise.walk import OVERHEAD
 from cyber0.tasks.dataset import Dataset
@@ -131,6 +131,8 @@ def of_module(module: nn.Module, tokens: int = 0, **options: Any) -> Need:
     True
     """
     tables = {id(part.weight) for part in module.modules() if issubclass(type(part), nn.Embedding | RowReader)}
+    others = (part for part in module.modules() if not issubclass(type(part), nn.Embedding | RowReader))
+    tables -= {id(parameter) for part in others for parameter in part.parameters(recurse=False)}
     frozen = sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
     matrices = [each.numel() for each in module.parameters() if each.requires_grad and id(each) not in tables]
     model: Any = module

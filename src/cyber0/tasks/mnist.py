@@ -1,7 +1,6 @@
 """Handwritten digits (LeCun et al., 1998): 60,000 to train on and 10,000 to test on, or 5,000 that need no file."""
 
 import gzip
-import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal, get_args
@@ -13,7 +12,7 @@ from cyber0.errors import InvalidData, UnknownName
 from cyber0.extras import require
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.download import download
-from cyber0.tasks.files import DataFile, cache_directory, locate, read_idx
+from cyber0.tasks.files import DataFile, cache_directory, find, locate, read_idx
 
 __all__ = ["FILES", "MIRRORS", "SOURCES", "Source", "embedded", "load"]
 
@@ -74,26 +73,10 @@ def load(directory: Path | str | None = None, *, source: str = "auto") -> Datase
         if directory is not None:
             raise InvalidData(f"source 'embedded' reads no files: leave out the folder {directory}, or the source")
         return _split()
-    paths = _find(None if directory is None else Path(directory)) or (_downloaded() if source == "mnist" else None)
+    missing = f"MNIST: put {', '.join(file.name for file in FILES)} there, or in its folder mnist"
+    paths = find(directory, lambda folder: locate(folder, FILES, FOLDERS), _cached, missing)
+    paths = paths or (_downloaded() if source == "mnist" else None)
     return _read(paths) if paths else _split()
-
-
-def _find(directory: Path | None) -> list[Path] | None:
-    """Return the four files in the folder given, else in CYBER0_DATA (which may hold other data sets), else cached."""
-    if directory is not None:
-        found = _in_folder(directory)
-        if found is None:
-            names = ", ".join(file.name for file in FILES)
-            raise InvalidData(f"{directory} holds no MNIST: put {names} there, or in its folder mnist")
-        return found
-    named = os.environ.get("CYBER0_DATA")
-    return (_in_folder(Path(named), " (it is named by CYBER0_DATA)") if named else None) or _cached()
-
-
-def _in_folder(directory: Path, why: str = "") -> list[Path] | None:
-    if not directory.is_dir():
-        raise InvalidData(f"there is no folder {directory}{why}")
-    return locate(directory, FILES, FOLDERS)
 
 
 def _cached() -> list[Path] | None:

@@ -1,4 +1,4 @@
-"""Small models for 28 x 28 images, built from a seed: the same bits on every machine, torch's generators untouched."""
+"""Small models for images, built from a seed: the same bits on every machine, torch's generators untouched."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from torch import nn
 
 from cyber0.directions import DirectionKey, sample
 
-__all__ = ["cnn", "initialise", "logistic", "mlp"]
+__all__ = ["cnn", "colour_cnn", "initialise", "logistic", "mlp"]
 
 INITIAL_ROUND = 2**32 - 1  # its direction gives the initial weights; no run reaches this round
 
@@ -39,7 +39,7 @@ def mlp(seed: int = 0, *, inputs: int = 784, hidden: int = 64, classes: int = 10
 
 
 def cnn(seed: int = 0, *, classes: int = 10) -> nn.Module:
-    """Return two strided 5 x 5 convolutions of 8 and 16 channels and a linear layer; no dropout, no normalisation.
+    """Return two strided 5 x 5 convolutions of 8 and 16 channels and a linear layer, for 28 x 28 images.
 
     >>> model = cnn(seed=0)
     >>> model(torch.zeros(3, 784)).shape, sum(p.numel() for p in model.parameters())
@@ -54,6 +54,28 @@ def cnn(seed: int = 0, *, classes: int = 10) -> nn.Module:
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(16 * 7 * 7, classes),
+        )
+    )
+    return initialise(model, seed)
+
+
+def colour_cnn(seed: int = 0, *, classes: int = 10) -> nn.Module:
+    """Return three strided 3 x 3 convolutions of 16, 32 and 32 channels and a linear layer, for 3 x 32 x 32 images.
+
+    >>> model = colour_cnn(seed=0)
+    >>> model(torch.zeros(2, 3, 32, 32)).shape, sum(p.numel() for p in model.parameters())
+    (torch.Size([2, 10]), 19466)
+    """
+    model = _allocated(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, classes),
         )
     )
     return initialise(model, seed)

@@ -4,10 +4,13 @@ A partition is a plain callable:
 
     partition(labels, clients, seed, **options) -> one sorted array of sample indices for each client
 
-Every sample goes to one client, every client gets at least one, and the same seed gives the same partition.
+Every sample goes to one client, every client gets at least one, and the same seed gives the same partition. A
+partition with a keyword-only parameter `owners` is given the number of whoever each sample came from, which is no
+option; data without owners cannot be dealt by it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -21,11 +24,13 @@ from cyber0.user_code import calling
 
 __all__ = [
     "PARTITIONS",
+    "SUPPLIED",
     "Partition",
     "count",
     "dirichlet",
     "get_partition",
     "iid",
+    "natural",
     "shards",
     "shares_of",
     "shuffled",
@@ -112,7 +117,38 @@ def shards(labels: ArrayLike, clients: int, seed: int, *, per_client: int = 2) -
     return [np.sort(np.concatenate([ordered[shard] for shard in hand])) for hand in hands]
 
 
-PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet, "iid": iid, "shards": shards, "shuffled": shuffled}
+def natural(labels: ArrayLike, clients: int, seed: int, *, owners: ArrayLike) -> list[Indices]:
+    """Return parts by owner: each client holds all samples of one writer, or of several if there are more of them.
+
+    Owners are dealt at random, so that clients hold numbers of them that differ by one at most.
+
+    >>> [part.tolist() for part in natural([5, 6, 5, 7, 7], clients=2, seed=0, owners=[0, 1, 0, 2, 2])]
+    [[0, 1, 2], [3, 4]]
+    """
+    known, generator = _enter(labels, clients, seed)
+    whose = np.asarray(owners)
+    if whose.shape != known.shape:
+        raise InvalidData(f"owners of shape {whose.shape} for {len(known)} samples: one for each is needed")
+    found, places = np.unique(whose, return_inverse=True)
+    if len(found) < clients:
+        raise InvalidData(
+            f"clients = {clients}, and the samples have {len(found)} owners: use at most as many clients, as each "
+            "holds all samples of one owner or more"
+        )
+    hands = np.empty(len(found), dtype=np.int64)
+    hands[generator.permutation(len(found))] = np.arange(len(found)) % clients
+    client_of = hands[places]
+    return [np.flatnonzero(client_of == client) for client in range(clients)]
+
+
+PARTITIONS: dict[str, Partition] = {
+    "dirichlet": dirichlet,
+    "iid": iid,
+    "natural": natural,
+    "shards": shards,
+    "shuffled": shuffled,
+}
+SUPPLIED = ("owners",)  # keyword-only parameters of a partition that are no options
 
 
 def get_partition(name: str | Partition) -> Partition:
@@ -124,11 +160,21 @@ def get_partition(name: str | Partition) -> Partition:
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown partition 'iit': use one of ... (did you mean 'iid'?)
     """
-    return registry.resolve("partition", name, PARTITIONS)
+    return registry.resolve("partition", name, PARTITIONS, reserved=SUPPLIED)
 
 
-def split(how: str | Partition, labels: ArrayLike, clients: int, seed: int, **options: Any) -> list[Indices]:
+def split(
+    how: str | Partition,
+    labels: ArrayLike,
+    clients: int,
+    seed: int,
+    *,
+    owners: ArrayLike | None = None,
+    **options: Any,
+) -> list[Indices]:
     """Return the parts that a partition makes, by name or as a function, and refuse a result that is no partition.
+
+    `owners` says whom each sample came from, for a partition that asks for it.
 
     >>> [len(part) for part in split("dirichlet", [0, 0, 0, 1, 1], clients=2, seed=1, alpha=0.5)]
     [4, 1]
@@ -141,7 +187,15 @@ def split(how: str | Partition, labels: ArrayLike, clients: int, seed: int, **op
 different
     """
     found = get_partition(how)
-    registry.check_options(options, found, "the partition")
+    registry.check_options(options, found, "the partition", reserved=SUPPLIED)
+    if _asks_for_owners(found):
+        if owners is None:
+            name = registry.name_of(found, PARTITIONS)
+            raise InvalidData(
+                f"partition = {name!r} deals samples by their owners, and these have none: use a task that knows "
+                "them, such as femnist, or another partition"
+            )
+        options["owners"] = np.array(owners)
     with calling("partition", found):
         made: Any = found(np.array(labels), clients, seed, **options)  # a copy, which it may modify
         parts: list[Any] | None = list(made) if _is_listing(made) else None
@@ -153,6 +207,13 @@ different
     dealt = [_indices(part, client) for client, part in enumerate(parts)]
     _check_parts(dealt, len(np.asarray(labels)), clients)
     return dealt
+
+
+def _asks_for_owners(found: Partition) -> bool:
+    try:
+        return "owners" in signature(found).parameters
+    except (TypeError, ValueError):  # written in C, without a signature
+        return False
 
 
 def _is_listing(made: Any) -> bool:
@@ -182,7 +243,7 @@ def shares_of(dataset: Dataset, how: str | Partition, clients: int, seed: int, *
     [[0, 2], [1]]
     """
     if dataset.shares is None:
-        return split(how, dataset.strata, clients, seed, **options)
+        return split(how, dataset.strata, clients, seed, owners=dataset.owners, **options)
     if len(dataset.shares) != clients:
         raise InvalidData(
             f"clients = {clients}, and there is a data set for each of {len(dataset.shares)}: give clients = "

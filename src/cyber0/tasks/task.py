@@ -18,6 +18,7 @@ from torch import nn
 
 from cyber0 import registry
 from cyber0.errors import InvalidConfig, InvalidUserCode
+from cyber0.layerwise.protocols import declare_layerwise
 from cyber0.tasks import TASKS, memory, models
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.losses import OutputLoss, cross_entropy, not_per_sample
@@ -25,21 +26,51 @@ from cyber0.tasks.meaning import digest
 from cyber0.tasks.mnist import CLASSES, DEVIATION, MEAN, load
 from cyber0.user_code import calling, label_of
 
-__all__ = ["Task", "build_model", "cross_entropy", "get_task", "make", "mnist", "mnist_cnn", "mnist_mlp"]
+__all__ = [
+    "Metric",
+    "ModelMetric",
+    "Task",
+    "build_model",
+    "cross_entropy",
+    "get_task",
+    "make",
+    "mnist",
+    "mnist_cnn",
+    "mnist_mlp",
+]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-Metric = Callable[[Any, torch.Tensor], float]
 DIGITS = {
     "labels": digest([str(digit) for digit in range(CLASSES)]),
     "preprocessing": digest({"scale": 1 / 255, "mean": MEAN, "deviation": DEVIATION, "shape": [784]}),
 }
 MEASURED = (  # columns of a history, which metrics must not replace
-    *("round", "accuracy", "loss", "votes", "skipped", "seconds"),
+    *("round", "accuracy", "loss", "attack_success", "votes", "skipped", "seconds"),
     *(f"{unit}_{way}_per_client" for unit in ("scalars", "bytes") for way in ("up", "down")),
 )
 MIXED = 0.05  # of the largest output: a change beyond it is no matter of rounding, not even in half precision
 TRIAL = 4  # samples that a new model is tried out on
 ALONE = RLock()  # torch's generators belong to the whole process
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelMetric:
+    """A metric that asks the model itself, as one of generated texts does: `measure(model, inputs, targets)`.
+
+    The model is the task's module, or an object with its methods.
+
+    >>> ModelMetric(lambda model, inputs, targets: len(inputs))(None, torch.zeros(3), torch.zeros(3))
+    3.0
+    """
+
+    measure: Callable[[Any, torch.Tensor, torch.Tensor], float]
+
+    def __call__(self, model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """Return what is measured of a model, given all inputs and all targets."""
+        return float(self.measure(model, inputs, targets))
+
+
+Metric = Callable[[Any, torch.Tensor], float] | ModelMetric
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +82,11 @@ class Task:
         dataset: What to train and to test on; its `classes` say whether accuracy is measured.
         build: A function of the run's seed that returns the model, with torch's generators seeded by it.
         losses: A function of the model and a batch; an `OutputLoss` where it depends on the model's outputs alone.
-        metrics: What else is measured at an evaluation: functions of all outputs and all targets, by name.
+        metrics: What else is measured at an evaluation: functions of all outputs and all targets, by name, or a
+            `ModelMetric`.
         meaning: What decides the meaning of a label, part by part, as digests that parties of a run compare.
+        layerwise: Whether the model is measured by the layer-wise engine, a layer at a time, as language models always
+            are: for models of which three copies would not fit into memory.
 
     >>> task = mnist(source="embedded")
     >>> batch = torch.as_tensor(task.dataset.train_inputs[:2]), torch.as_tensor(task.dataset.train_labels[:2])
@@ -67,6 +101,7 @@ class Task:
     losses: Callable[[Any, Batch], torch.Tensor] = cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
     meaning: Mapping[str, str] = field(default_factory=dict[str, str])
+    layerwise: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.dataset, Dataset):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -111,6 +146,8 @@ def build_model(task: Task, seed: int) -> nn.Module:
                 f"model {label_of(task.build)} returned {type(model).__name__}: it must return a torch.nn.Module"
             )
         _try_out(task, model.eval())
+    if task.layerwise:
+        declare_layerwise(model)
     return model
 
 
@@ -253,7 +290,7 @@ def get_task(name: str | Callable[..., Task]) -> Callable[..., Task]:
     'mnist-mlp'
     >>> get_task("mnits")
     Traceback (most recent call last):
-    cyber0.errors.UnknownName: unknown task 'mnits': use one of completion, mnist, ... (did you mean 'mnist'?)
+    cyber0.errors.UnknownName: unknown task 'mnits': use one of cifar10, completion, ... (did you mean 'mnist'?)
     """
     return registry.resolve("task", name, TASKS)
 

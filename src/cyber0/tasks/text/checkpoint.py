@@ -17,12 +17,19 @@ from cyber0.tasks.text.prompts import Kind
 
 __all__ = ["Checkpoint", "get_checkpoint"]
 
-CLASSES = {"masked": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM", "pooled": "AutoModel"}
+CLASSES = {
+    "masked": "AutoModelForMaskedLM",
+    "causal": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "pooled": "AutoModel",
+}
 ENDS: dict[str, Kind] = {
     "ForMaskedLM": "masked",
     "ForPreTraining": "masked",
     "ForCausalLM": "causal",
     "LMHeadModel": "causal",
+    "ForConditionalGeneration": "seq2seq",
+    "MTModel": "seq2seq",
 }
 POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
@@ -63,6 +70,10 @@ class Checkpoint:
         random: Any = torch.random
         with quiet(), _said(self.name), reached(self.name), random.fork_rng(devices=[]):
             model, told = automatic.from_pretrained(self.name, **options)
+        if model.main_input_name != "input_ids":
+            raise InvalidModel(
+                f"{self.name} is a {type(model).__name__}, which reads {model.main_input_name}, no tokens"
+            )
         _check_head(model, self, {key for key in told["missing_keys"] if "pooler." not in key})
         return model.eval()
 
@@ -150,10 +161,11 @@ def _check_config(config: Any, name: str) -> None:
             f"{name} is quantised ({how or 'by its quantization_config'}): its weights cannot be moved by small steps; "
             "use the model it was made of, with --precision bf16 to save memory"
         )
-    if config.is_encoder_decoder and not named.endswith("EncoderModel"):
+    both = config.is_encoder_decoder and not named.endswith("EncoderModel")
+    if both and not named.endswith(("ForConditionalGeneration", "MTModel")):
         raise InvalidModel(
-            f"{name} is a {named}, with an encoder and a decoder, which is not supported: use a decoder such as Llama, "
-            "or its encoder alone, where transformers has a class ...EncoderModel to save it by"
+            f"{name} is a {named}, with an encoder and a decoder but without output embeddings: save it by its class "
+            "...ForConditionalGeneration, or its encoder alone by ...EncoderModel, where transformers has them"
         )
     if getattr(config.get_text_config(), "vocab_size", None) is None:
         raise InvalidModel(f"{name} is a {named}, which reads no tokens: a task on texts needs a language model")

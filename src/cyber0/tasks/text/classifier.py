@@ -12,9 +12,10 @@ from torch import nn
 from cyber0.errors import InvalidModel
 from cyber0.tasks.text.heads import Head, restrict
 from cyber0.tasks.text.prompts import Kind
+from cyber0.tasks.text.seq2seq import teach_relative_bias
 from cyber0.tasks.text.tokens import PAD, lengths, trimmed
 
-__all__ = ["Classifier"]
+__all__ = ["AT_ONCE", "Classifier", "arguments", "numbers_per_token", "zeros"]
 
 Tensor = torch.Tensor
 AT_ONCE = 2**15  # tokens of a batch, from which on it is taken in parts, shortest prompts first
@@ -45,6 +46,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.label_head = head
         whole.eval()
+        teach_relative_bias(whole)
         if head.kind != "pooled":
             restrict(whole, head.label_ids)
         for name, child in whole.named_children():
@@ -53,7 +55,7 @@ class Classifier(nn.Module):
         self.__dict__["whole"] = whole
         self.__dict__["top_name"] = None
         if head.kind == "pooled":
-            self.classifier = classifier or _zeros(whole.config.hidden_size, head.classes)
+            self.classifier = classifier or zeros(whole.config.hidden_size, head.classes)
             for name, parameter in whole.named_parameters():
                 if name.startswith("pooler."):  # no score depends on it
                     parameter.requires_grad_(False)
@@ -97,7 +99,8 @@ class Classifier(nn.Module):
     def scores(self, tokens: Tensor) -> Tensor:
         """Return the scores of one batch at its full width: no shape depends on the values of tokens."""
         if self.label_head.kind != "pooled" and self.top_name is None:
-            return _taken(self.whole(**self.inputs(tokens)).logits, self.label_head.positions(tokens))
+            logits = _taken(self.whole(**self.inputs(tokens)).logits, self.label_head.positions(tokens))
+            return self.label_head.average(logits)
         return self.read(self.base(**self.inputs(tokens)).last_hidden_state.float(), tokens)
 
     def sizes(self, tokens: Tensor) -> Tensor:
@@ -120,7 +123,7 @@ class Classifier(nn.Module):
         """Return the scores [batch, classes] from the last hidden states [batch, length, hidden] of `base`."""
         if self.label_head.kind == "pooled":
             return self.classifier(self.label_head.pool(hidden, tokens != PAD)) * self.label_head.scale
-        return self.top(_taken(hidden, self.label_head.positions(tokens)))
+        return self.label_head.average(self.top(_taken(hidden, self.label_head.positions(tokens))))
 
     def _prove(self) -> None:
         """Keep calling `base` and `top` apart only if that gives the same scores as the whole model."""
@@ -155,7 +158,8 @@ def _top_name(whole: Any) -> str | None:
     return others[0] if len(others) == 1 else None
 
 
-def _zeros(inputs: int, classes: int) -> nn.Linear:
+def zeros(inputs: int, classes: int) -> nn.Linear:
+    """Return a linear layer whose weights are zero, without drawing random numbers."""
     layer = nn.Linear(inputs, classes, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -1,6 +1,8 @@
-"""The task of completing prompts: a causal model is tuned on pairs of prompt and completion, or on chats.
+"""The task of completing prompts: a model is tuned on pairs of prompt and completion, or on chats.
 
     completion(directory, source, model=..., train='train.jsonl') -> Task
+
+The model is a causal one, or has an encoder, which reads the prompt, and a decoder, which writes the completion.
 
 A row of the data has `prompt` and `completion`, or `messages`, a list of {"role": ..., "content": ...} whose last one
 is the completion; the chat template of the model's tokenizer makes the prompt of the others.
@@ -21,39 +23,47 @@ from cyber0.errors import InvalidConfig, InvalidData, UnknownName
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.losses import OutputLoss
 from cyber0.tasks.meaning import digest
-from cyber0.tasks.task import Task
-from cyber0.tasks.text import adapters, checkpoint, hub, rows
+from cyber0.tasks.task import Metric, Task
+from cyber0.tasks.text import adapters, checkpoint, hub, sources
 from cyber0.tasks.text.completer import Completer
+from cyber0.tasks.text.generation import generated_metric
+from cyber0.tasks.text.sources import Row
 from cyber0.tasks.text.tokens import describe_tokenizer, lengths, padded
 
 __all__ = ["Options", "completer_of", "completion", "encode_rows"]
 
 Pair = tuple[list[int], list[int]]
-Row = tuple[str, Any]
 
 
 class Options(BaseModel):
     """The options of the task.
 
     Attributes:
-        train: The file to train on, in the directory: .jsonl, .csv, .tsv, or one of these with .gz after it.
-        test: The file to test on; without it a share of the rows of `train`.
+        train: The file to train on, in the directory: .jsonl, .csv, .tsv, or one of these with .gz after it, .parquet,
+            or a folder of the library `datasets`. Not needed where the directory is itself one of these, or has a file
+            of the name train.
+        test: The same to test on; without it a share of the rows of `train`.
         holdout: How large that share is; which rows it has is decided by `seed`.
         seed: Decides that.
         tests: How many test rows to use at most.
         length: How many tokens prompt and completion have together at most; a longer prompt loses its beginning.
         adapter: Train an adapter instead of the model, e.g. 'lora(rank=8)'.
+        metric: What is measured of generated texts, too: 'rouge-l', 'word-f1', or yours as 'package.module:object', a
+            function of all texts and all completions.
+        generate: How many tokens are generated at most for that.
 
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    train: str
+    train: str | None = None
     test: str | None = None
     holdout: float = Field(0.2, gt=0, lt=1)
     seed: int = Field(0, ge=0)
     tests: int | None = Field(None, ge=1)
     length: int = Field(256, ge=4)
     adapter: str | None = None
+    metric: str | None = None
+    generate: int = Field(64, ge=1)
 
 
 def completion(
@@ -75,18 +85,18 @@ def completion(
     """
     registry.check_options(options, Options, "completion")
     if model is None:
-        raise InvalidConfig("the task 'completion' needs a causal language model: name one by --model")
+        raise InvalidConfig("the task 'completion' needs a language model that writes texts: name one by --model")
     if source != "auto":
         raise UnknownName("source", source, ["auto"])
     try:
         known = Options(**options)
     except ValidationError as error:
         raise InvalidConfig(f"completion: {sentences(error)}") from None
-    folder = Path("." if directory is None else directory)
-    found = checkpoint.get_checkpoint(model, "causal")
+    found, folder = _writing(model), sources.folder_of(directory)
     length = min(known.length, found.length)
-    train, test = _parts(folder, known)
-    pairs = [encode_rows(found.tokenizer, part, length) for part in (train, test)]
+    rows = sources.records(sources.locate(directory, known.train, known.test))
+    parts = sources.divide(*rows, share=known.holdout, seed=known.seed, tests=known.tests)
+    pairs = [encode_rows(found.tokenizer, part, length, opened=found.kind == "causal") for part in parts]
     inputs = [padded([[len(end), *start, *end] for start, end in part]) for part in pairs]
     counts = [np.array([len(end) for _, end in part]) for part in pairs]
     source = f"completions, from {folder}, tokens of {model}"
@@ -96,8 +106,17 @@ def completion(
         "preprocessing": digest({"kind": "completion", "length": length, "chat": found.tokenizer.chat_template}),
     }
     slots = max(int(part.max()) for part in counts)
-    metrics = {"perplexity": _perplexity, "exact_match": _exact_match}
+    metrics: dict[str, Metric] = {"perplexity": _perplexity, "exact_match": _exact_match}
+    if known.metric is not None:
+        name, metric = generated_metric(known.metric, found.tokenizer, known.generate)
+        metrics[name] = metric
     return Task("completion", dataset, _builder(found, slots, known.adapter), LOSS, metrics, meaning)
+
+
+def _writing(model: str) -> checkpoint.Checkpoint:
+    """Return a model as one that writes texts: causal, unless it has an encoder and a decoder."""
+    found = checkpoint.get_checkpoint(model)
+    return found if found.kind in ("causal", "seq2seq") else checkpoint.get_checkpoint(model, "causal")
 
 
 def completer_of(task: str, model: str, seed: int) -> Completer:
@@ -109,24 +128,25 @@ def completer_of(task: str, model: str, seed: int) -> Completer:
     'causal'
     """
     _, given = registry.check("task", task, ["completion"])
-    return _builder(checkpoint.get_checkpoint(model, "causal"), 1, given.get("adapter"))(seed)
+    return _builder(_writing(model), 1, given.get("adapter"))(seed)
 
 
-def encode_rows(tokenizer: Any, part: Iterable[Row], length: int) -> list[Pair]:
+def encode_rows(tokenizer: Any, part: Iterable[Row], length: int, *, opened: bool = True) -> list[Pair]:
     """Return the tokens of prompt and completion of each row; each comes with words that say where it is.
 
-    The completion ends with the tokenizer's token for the end of a text, so that the model learns to stop. A prompt
-    that is too long loses its beginning, and a completion that is too long by itself its end.
+    The completion ends with the tokenizer's token for the end of a text, so that the model learns to stop; the prompt
+    does not if it is `opened`, as for causal models, which go on with it. A prompt that is too long loses its
+    beginning, and a completion that is too long by itself its end.
 
     >>> from cyber0.tasks.text.tiny import tokenizer
     >>> [(prompt, end)] = encode_rows(tokenizer("llama"), [("row 1", {"prompt": "a", "completion": " film"})], 8)
     >>> tokenizer("llama").decode(prompt), tokenizer("llama").decode(end)
     ('a', ' film</s>')
     """
-    return [_cut(*_pair(tokenizer, where, row), length) for where, row in part]
+    return [_cut(*_pair(tokenizer, where, row, opened), length) for where, row in part]
 
 
-def _pair(tokenizer: Any, where: str, row: Any) -> Pair:
+def _pair(tokenizer: Any, where: str, row: Any, opened: bool) -> Pair:
     given = cast("dict[str, Any]", row if isinstance(row, dict) else {})
     if "messages" in given:
         return _chat(tokenizer, where, given["messages"])
@@ -135,7 +155,7 @@ def _pair(tokenizer: Any, where: str, row: Any) -> Pair:
         raise InvalidData(f"{where}: give prompt and completion as texts, or messages as a list of role and content")
     start = list(tokenizer(texts[0], verbose=False).input_ids)
     ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None, tokenizer.bos_token_id}
-    start = start[:-1] if len(start) > 1 and start[-1] in ends else start
+    start = start[:-1] if opened and len(start) > 1 and start[-1] in ends else start
     end = list(tokenizer(texts[1], add_special_tokens=False, verbose=False).input_ids)
     return start, end + ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
 
@@ -162,35 +182,6 @@ def _chat(tokenizer: Any, where: str, messages: Any) -> Pair:
 def _cut(start: list[int], end: list[int], length: int) -> Pair:
     end = end[: length - 1]
     return start[-(length - len(end)) :], end
-
-
-def _parts(folder: Path, options: Options) -> tuple[list[Row], list[Row]]:
-    train: list[Row] = _file(folder, options.train)
-    generator = np.random.default_rng((options.seed, rows.DOMAIN, 3))
-    if options.test is None:
-        order = generator.permutation(len(train))
-        held = max(1, round(options.holdout * len(train)))
-        if held >= len(train):
-            raise InvalidData(
-                f"{folder / options.train} has {len(train)} rows: some to train and some to test on are needed"
-            )
-        chosen = [sorted(map(int, part)) for part in (order[:held], order[held:])]
-        test, train = ([train[i] for i in part] for part in chosen)
-    else:
-        test = _file(folder, options.test)
-    if options.tests is not None:
-        test = [test[i] for i in sorted(map(int, generator.permutation(len(test))[: options.tests]))]
-    return train, test
-
-
-def _file(folder: Path, name: str) -> list[Row]:
-    path = rows.path_in(folder, "", name)
-    if path is None:
-        raise InvalidData(f"there is no file {folder / name}: name its folder by --data")
-    found = [(f"{path}, line {number}", row) for number, row in rows.lines(path)]
-    if not found:
-        raise InvalidData(f"{path} has no rows")
-    return found
 
 
 def _first(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ARG001

@@ -12,11 +12,12 @@ from cyber0.extras import require
 from cyber0.tasks.text import checkpoint
 from cyber0.tasks.text.adapters import merged
 from cyber0.tasks.text.classifier import Classifier
-from cyber0.tasks.text.completer import Completer
+from cyber0.tasks.text.completer import Writer
+from cyber0.tasks.text.tagger import Tagger
 
-__all__ = ["export", "export_adapter", "export_pipeline", "load_weights"]
+__all__ = ["export", "export_adapter", "export_pipeline", "export_tagger", "load_weights"]
 
-Model = TypeVar("Model", Classifier, Completer)
+Model = TypeVar("Model", Classifier, Writer, Tagger)
 
 
 def load_weights(classifier: Model, path: Path | str) -> Model:
@@ -50,8 +51,8 @@ embeddings.word_embeddings.weight
     return classifier
 
 
-def export(classifier: Classifier | Completer, folder: Path | str) -> Path:
-    """Write a folder that AutoModelForMaskedLM, AutoModelForCausalLM or AutoModel of transformers can load.
+def export(classifier: Classifier | Writer, folder: Path | str) -> Path:
+    """Write a folder that transformers loads by AutoModelForMaskedLM, ...CausalLM or ...Seq2SeqLM, or by AutoModel.
 
     Adapters are added to the weights. A pooled model's linear layer is in `classifier.safetensors`, and how the
     sentence embeddings are made in `classifier.json`.
@@ -81,11 +82,20 @@ def export(classifier: Classifier | Completer, folder: Path | str) -> Path:
     return folder
 
 
-def export_pipeline(classifier: Classifier, classes: Sequence[str], folder: Path | str, length: int) -> Path:
+def export_pipeline(
+    classifier: Classifier,
+    classes: Sequence[str],
+    folder: Path | str,
+    length: int,
+    *,
+    centre: float = 0.0,
+    spread: float = 1.0,
+) -> Path:
     """Write a pooled classifier as a folder that `pipeline("text-classification")` of transformers loads and runs.
 
     It has the names of the classes. `trust_remote_code=True` lets transformers use the one file of code in it, without
-    which no class of transformers pools hidden states as sentence encoders do.
+    which no class of transformers pools hidden states as sentence encoders do. A model with one output gives a number:
+    its output times `spread`, plus `centre`.
 
     >>> import tempfile
     >>> from transformers import pipeline
@@ -113,10 +123,11 @@ def export_pipeline(classifier: Classifier, classes: Sequence[str], folder: Path
         "encoder_class": type(classifier.whole).__name__,
         "pooling": head.pooling,
         "normalise": head.normalise,
-        "scale": head.scale,
+        "scale": head.scale * spread,
         "id2label": dict(enumerate(classes)),
         "label2id": {name: number for number, name in enumerate(classes)},
         "dtype": "float32",
+        **({"problem_type": "regression"} if head.classes == 1 else {}),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (folder / f"{code}.py").write_bytes(Path(__file__).with_name(f"{code}.py").read_bytes())
@@ -124,11 +135,46 @@ def export_pipeline(classifier: Classifier, classes: Sequence[str], folder: Path
     tensors = {f"encoder.{name}": tensor for name, tensor in _once(classifier).items()}
     layer = classifier.classifier.state_dict().items()
     tensors |= {f"classifier.{name}": tensor.detach().cpu().contiguous() for name, tensor in layer}
+    tensors["classifier.bias"] = tensors["classifier.bias"] + centre / (head.scale * spread)
     safetensors.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def export_adapter(classifier: Classifier | Completer, folder: Path | str) -> Path:
+def export_tagger(tagger: Tagger, labels: Sequence[str], folder: Path | str, length: int) -> Path:
+    """Write a model that labels words as a folder that `pipeline("token-classification")` of transformers loads.
+
+    >>> import tempfile
+    >>> from transformers import pipeline
+    >>> from cyber0.tasks.text import tiny
+    >>> found = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "encoder")))
+    >>> folder = export_tagger(Tagger(found.load(), labels=2), ["O", "B-PER"], Path(tempfile.mkdtemp()) / "out", 32)
+    >>> [answer, *_] = pipeline("token-classification", str(folder), ignore_labels=[])("a film")
+    >>> answer["entity"], answer["word"]
+    ('O', 'a')
+    """
+    transformers, folder, whole = require("transformers", extra="text"), Path(folder), tagger.whole
+    config: Any = transformers.AutoConfig.from_pretrained(whole.name_or_path)
+    config.id2label, config.label2id = dict(enumerate(labels)), {name: place for place, name in enumerate(labels)}
+    try:
+        plain: Any = transformers.AutoModelForTokenClassification.from_config(config)
+    except ValueError as error:
+        raise InvalidModel(f"transformers has no class that labels words for {type(whole).__name__}") from error
+    prefix = f"{plain.base_model_prefix}."
+    layer = next(name.rpartition(".")[0] for name, _ in plain.named_parameters() if not name.startswith(prefix))
+    tensors = {f"{prefix}{name}": tensor for name, tensor in _once(tagger).items()}
+    tensors |= {f"{layer}.{name}": tensor.detach().cpu() for name, tensor in tagger.classifier.state_dict().items()}
+    lacking = plain.load_state_dict(tensors, strict=False).missing_keys
+    probe = torch.tensor([[3, 5, 4, 6]])
+    with torch.no_grad():
+        same = not lacking and torch.allclose(plain.eval()(probe).logits, tagger.cpu()(probe), rtol=1e-4, atol=1e-5)
+    if not same:
+        raise InvalidModel(f"{type(plain).__name__} of transformers does not compute what this model does")
+    plain.save_pretrained(folder)
+    _save_tokenizer(tagger, folder, length)
+    return folder
+
+
+def export_adapter(classifier: Classifier | Writer, folder: Path | str) -> Path:
     """Write the adapter of a masked or causal model as a folder of peft: `PeftModel.from_pretrained(model, folder)`.
 
     >>> import tempfile
@@ -159,14 +205,14 @@ def export_adapter(classifier: Classifier | Completer, folder: Path | str) -> Pa
     return folder
 
 
-def _save_tokenizer(classifier: Classifier | Completer, folder: Path, length: int | None = None) -> None:
+def _save_tokenizer(classifier: Classifier | Writer | Tagger, folder: Path, length: int | None = None) -> None:
     tokenizer = checkpoint.get_checkpoint(classifier.whole.name_or_path, classifier.kind).tokenizer
     if length is not None:
         tokenizer.model_max_length = length
     tokenizer.save_pretrained(folder)
 
 
-def _once(classifier: Classifier | Completer) -> dict[str, torch.Tensor]:
+def _once(classifier: Classifier | Writer | Tagger) -> dict[str, torch.Tensor]:
     """Return the whole model's weights, tied ones once; transformers ties them again."""
     whole = classifier.whole
     tied = {name for name, _ in whole.named_parameters(remove_duplicate=False)} - dict(whole.named_parameters()).keys()

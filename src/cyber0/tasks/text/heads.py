@@ -1,6 +1,7 @@
 """Heads: where a language model's logits are taken, and which of them are the scores of the classes."""
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ Tensor = torch.Tensor
 class Head:
     """How a language model is made a classifier.
 
-    masked, causal: scores are the logits of `label_ids`, one token for each class, at the mask or at the last token.
+    masked, causal: scores are the logits of `label_ids` at the mask or at the last token; of a class that has several
+    of these, by `counts`, their mean. That is their mean log-probability, up to a number that all classes share.
     pooled: they come from a linear layer over the mean of the last hidden states, or over the first (`cls`), scaled to
     length one if `normalise`; `scale` multiplies the logits, so that the layer learns in larger steps.
 
@@ -38,6 +40,18 @@ class Head:
     pooling: str = "mean"
     normalise: bool = False
     scale: float = 1.0
+    counts: tuple[int, ...] = ()
+
+    def average(self, logits: Tensor) -> Tensor:
+        """Return the scores of classes [..., classes] from the logits of their words [..., words].
+
+        >>> Head("causal", classes=2, label_ids=(5, 6, 7), counts=(2, 1)).average(torch.tensor([[1.0, 3.0, 5.0]]))
+        tensor([[2., 5.]])
+        """
+        if max(self.counts, default=1) == 1 or logits.shape[-1] != sum(self.counts):
+            return logits
+        ends = list(accumulate(self.counts, initial=0))
+        return torch.stack([logits[..., first:end].mean(-1) for first, end in pairwise(ends)], dim=-1)
 
     def positions(self, tokens: Tensor) -> Tensor:
         """Return where the logits of each prompt [batch, length] are taken: at its mask, or at its last token."""

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it answers, and the rows of its data sets."""
+"""The Hugging Face hub: whether it answers, the rows of its data sets, and models that are uploaded to it."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ from sys import stderr
 from threading import RLock
 from typing import Any, cast
 
-from cyber0.errors import InvalidData, MissingExtra
+from cyber0.errors import InvalidConfig, InvalidData, MissingExtra
 from cyber0.extras import require
 from cyber0.tasks.text.prompts import Prompt
 from cyber0.tasks.text.rows import Rows, gathered
 
-__all__ = ["gather", "reached", "read"]
+__all__ = ["SAVED", "TESTS", "gather", "parts", "reached", "read", "upload"]
 
 ALONE = RLock()  # held while a model or data set is loaded: the libraries patch themselves and torch for all threads
 PATIENCE = 5.0  # seconds to wait for the hub
@@ -51,6 +51,28 @@ def _answers(address: str) -> bool:
         return False
 
 
+def upload(folder: Path, name: str, *, private: bool = True) -> str:
+    """Upload a folder to the hub as a model, by the login of this machine; return its address.
+
+    What was written stays where it is, whatever happens.
+    """
+    library, constants = require("huggingface_hub", extra="text"), require("huggingface_hub.constants", extra="text")
+    kept = f"the model is in {folder}: try again by hf upload {name} {folder}"
+    if not _answers(constants.ENDPOINT):
+        raise InvalidConfig(f"--push {name}: {constants.ENDPOINT} does not answer; {kept}")
+    httpx = require("httpx", extra="text")
+    try:
+        api = library.HfApi()
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=address.repo_id, folder_path=folder)
+    except (library.errors.HfHubHTTPError, library.errors.HFValidationError, httpx.HTTPError, OSError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidConfig(
+            f"--push {name}: the hub refuses it ({first[:200]}); log in by hf auth login; {kept}"
+        ) from error
+    return str(address)
+
+
 def read(dataset: str, prompt: Prompt, columns: Iterable[str]) -> tuple[Rows, Rows | None]:
     """Return the rows of a data set to train and to test on: `name` or `name:configuration` on the hub, or a folder.
 
@@ -59,11 +81,21 @@ def read(dataset: str, prompt: Prompt, columns: Iterable[str]) -> tuple[Rows, Ro
     Traceback (most recent call last):
     cyber0.errors.InvalidData: dataset = './no-such-folder': there is no such folder
     """
+    return gather(parts(dataset), prompt, columns, dataset)
+
+
+def parts(dataset: str) -> Mapping[str, Any]:
+    """Return the parts of a data set by name, each of which yields its rows: of one on the hub, or of a folder.
+
+    >>> parts("./no-such-folder")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidData: dataset = './no-such-folder': there is no such folder
+    """
     if dataset.startswith((".", "/", "~")) and not Path(dataset).is_dir():
         raise InvalidData(f"dataset = {dataset!r}: there is no such folder")
     if find_spec("datasets") is None:
-        raise MissingExtra("datasets is not installed: pip install datasets, or give the rows as a file")
-    return gather(_loaded(dataset), prompt, columns, dataset)
+        raise MissingExtra("datasets is not installed: pip install 'cyber0[data]', or give the rows as a file")
+    return _loaded(dataset)
 
 
 def gather(

@@ -4,7 +4,7 @@ title = "Reviews"
 length = 128                          # tokens at most; a longer prompt is cut in its texts only
 [words]                               # each class, and the word whose logit is its score
 bad = "terrible"
-good = { masked = "great", causal = "good" }   # or a word for each kind of model
+good = { masked = "great", causal = "good" }   # or a word for each kind of model, or several: ["great", "very good"]
 [labels]                              # how data files write the classes; one written by its name needs no entry
 0 = "bad"
 1 = "good"
@@ -30,9 +30,10 @@ from cyber0.config import load as load_toml
 from cyber0.config import sentences
 from cyber0.errors import InvalidConfig, UnknownName
 
-__all__ = ["FILTERS", "Files", "Kind", "Piece", "Prompt", "load", "pieces"]
+__all__ = ["FILTERS", "Files", "Kind", "Piece", "Prompt", "check_template", "columns_of", "load", "pieces"]
 
-Kind = Literal["masked", "causal", "pooled"]
+Kind = Literal["masked", "causal", "pooled", "seq2seq"]
+Words = str | list[str]
 Piece = tuple[str, bool]
 """A piece of a prompt, and whether it comes from the data and may be cut."""
 STRICT = ConfigDict(frozen=True, extra="forbid")
@@ -67,7 +68,7 @@ class Prompt(BaseModel):
     model_config = STRICT
     title: str = "texts"
     length: int = Field(128, ge=4)
-    words: dict[str, str | dict[Kind, str]] = Field(min_length=2)
+    words: dict[str, Words | dict[Kind, Words]] = Field(min_length=2)
     labels: dict[str, str] = {}
     prompts: dict[Kind, str] = Field(min_length=1)
     data: Files = Files()
@@ -91,7 +92,11 @@ class Prompt(BaseModel):
             if name not in self.words:
                 raise ValueError(f"label {label!r} is of class {name!r}, which has no word: add it to [words]")
         for kind, template in self.prompts.items():
-            _check(kind, template)
+            check_template(kind, template)
+        for name, words in self.words.items():
+            for own in words.values() if isinstance(words, dict) else [words]:
+                if not own or (isinstance(own, list) and not all(own)):
+                    raise ValueError(f"the class {name!r} has an empty word: give it a word, or a list of words")
         return self
 
     @property
@@ -105,7 +110,8 @@ class Prompt(BaseModel):
         return self.classes.index(name) if name in self.words else None
 
     def template(self, kind: Kind) -> str:
-        """Return the prompt for a kind of model."""
+        """Return the prompt for a kind of model; a sequence-to-sequence model takes that of causal ones, if need be."""
+        kind = kind if kind in self.prompts else _instead(kind)
         if kind not in self.prompts:
             raise InvalidConfig(
                 f"the prompt of {self.title} for a {kind} model is missing: add {kind} = '...' to [prompts], "
@@ -113,22 +119,39 @@ class Prompt(BaseModel):
             )
         return self.prompts[kind]
 
-    def words_of(self, kind: Kind) -> dict[str, str]:
-        """Return the word of each class for a kind of model."""
-        found = {name: word if isinstance(word, str) else word.get(kind) for name, word in self.words.items()}
-        for name, word in found.items():
-            if word is None:
+    def words_of(self, kind: Kind) -> dict[str, tuple[str, ...]]:
+        """Return the words of each class for a kind of model."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, words in self.words.items():
+            own = words if isinstance(words, str | list) else words.get(kind, words.get(_instead(kind)))
+            if own is None:
                 raise InvalidConfig(
                     f"the class {name!r} of {self.title} has no word for a {kind} model: add it to [words]"
                 )
-        return {name: word for name, word in found.items() if word is not None}
+            found[name] = tuple(word.strip() for word in ([own] if isinstance(own, str) else own))
+        return found
 
     def columns(self, kind: Kind) -> tuple[str, ...]:
         """Return the columns of the data that a prompt shows."""
-        return tuple(name for _, name, _, _ in Formatter().parse(self.template(kind)) if name and name != MASK)
+        return columns_of(self.template(kind))
 
 
-def _check(kind: str, template: str) -> None:
+def columns_of(template: str) -> tuple[str, ...]:
+    """Return the columns of the data that a template shows.
+
+    >>> columns_of("{title}: {body} It is{mask}.")
+    ('title', 'body')
+    """
+    return tuple(name for _, name, _, _ in Formatter().parse(template) if name and name != MASK)
+
+
+def _instead(kind: Kind) -> Kind:
+    """Return the kind whose words and prompt another kind takes where it has none of its own."""
+    return "causal" if kind == "seq2seq" else kind
+
+
+def check_template(kind: str, template: str) -> None:
+    """Refuse a template that shows nothing of the data, or has a mask too many or too few."""
     try:
         parsed = list(Formatter().parse(template))
     except ValueError as error:
@@ -166,7 +189,7 @@ def load(name: str | Path, folder: Path | None = None) -> Prompt:
     """Return a prompt of this package by its name, or yours by its file: in the folder, if it is there, or by its path.
 
     >>> load("sst2").words_of("masked")
-    {'negative': 'terrible', 'positive': 'great'}
+    {'negative': ('terrible',), 'positive': ('great',)}
     >>> load("sts2")
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown prompt 'sts2': use one of (a file).toml, snli, sst2, trec (did you mean 'sst2'?)

@@ -13,6 +13,9 @@ from cyber0.tasks.evaluation import evaluate
 from cyber0.tasks.task import Task
 from cyber0.tasks.text.checkpoint import get_checkpoint, quiet
 from cyber0.tasks.text.classifier import Classifier
+from cyber0.tasks.text.completer import Completer, WordScorer, Writer
+from cyber0.tasks.text.heads import Head
+from cyber0.tasks.text.tagger import Tagger
 from cyber0.tasks.text.tokens import PAD, lengths
 
 __all__ = ["describe"]
@@ -29,7 +32,7 @@ def describe(
     accuracy: float | None = None,
     tests: int = 256,
 ) -> dict[str, str]:
-    """Return what to know before training, by name; empty for a model that is not a `Classifier`.
+    """Return what to know before training, by name; empty for a model that is no language model.
 
     `accuracy` is the accuracy on all test samples; if it is not given, the first `tests` of them are evaluated.
 
@@ -47,51 +50,73 @@ def describe(
     memory: 0.0 GiB for weights and about 0.0 GiB for activations, ... GiB free on cpu
     zero-shot accuracy: ...% of 12 test samples
     """
-    if not isinstance(model, Classifier):
+    if not isinstance(model, Classifier | Writer | Tagger):
         return {}
     data: Any = task.dataset
-    shown = len(data.test_labels) if accuracy is not None else min(tests, len(data.test_labels))
     sizes = lengths(data.train_inputs)
-    counts = np.bincount(data.train_labels, minlength=data.classes)
     need = memory.of_run(model, config, device, sizes, lengths(data.test_inputs))
-    found = _accuracy(task, model, device, tests) if accuracy is None else accuracy
     return {
         "model": f"{type(model.whole).__name__}, {_parameters(model)}",
         **_head(model, data.train_inputs[0]),
-        "samples": f"{' + '.join(f'{count:,}' for count in counts)} to train on, {len(data.test_labels):,} to test on, "
-        f"{sizes.mean():.1f} tokens on average",
+        "samples": f"{_samples(data)} to train on, {len(data.test_labels):,} to test on, {sizes.mean():.1f} tokens on "
+        "average",
         "memory": _memory(need, memory.available(device), memory.held(model, device), device),
-        "zero-shot accuracy": f"{found:.2%} of {shown:,} test samples",
+        **({} if data.classes is None else {"zero-shot accuracy": _zero_shot(task, model, device, accuracy, tests)}),
     }
 
 
-def _accuracy(task: Task, model: Classifier, device: torch.device | str, tests: int) -> float:
+def _samples(data: Any) -> str:
+    if data.classes is None:
+        return f"{len(data.train_labels):,}"
+    return " + ".join(f"{count:,}" for count in np.bincount(data.train_labels, minlength=data.classes))
+
+
+def _zero_shot(task: Task, model: Any, device: torch.device | str, accuracy: float | None, tests: int) -> str:
     data = task.dataset
+    shown = len(data.test_labels) if accuracy is not None else min(tests, len(data.test_labels))
     inputs, labels = (torch.as_tensor(part[:tests]) for part in (data.test_inputs, data.test_labels))
-    return evaluate(task, model, (inputs, labels), device).accuracy or 0.0
+    found = evaluate(task, model, (inputs, labels), device).accuracy or 0.0 if accuracy is None else accuracy
+    return f"{found:.2%} of {shown:,} test samples"
 
 
-def _parameters(model: Classifier) -> str:
+def _parameters(model: nn.Module) -> str:
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     total, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
     return f"{total:,} parameters, {'all' if trained == total else f'{trained:,} of them'} to be trained"
 
 
-def _head(model: Classifier, prompt: Any) -> dict[str, str]:
-    head, decode = model.label_head, _decoder(model)
+def _head(model: Classifier | Writer | Tagger, prompt: Any) -> dict[str, str]:
+    decode = _decoder(model)
+    begin = 1 if isinstance(model, Completer) else 0  # of a row of it, the first number is a length
+    shown = {"first prompt": repr(decode(prompt[prompt != PAD][begin:]))}
+    if isinstance(model, Completer):
+        return {"head": f"{model.kind}, {_embeddings(model.whole)}", **shown}
+    if isinstance(model, WordScorer):
+        words = [decode(word[word != PAD]) for word in model.words]
+        how = f"the mean log-probability of words, each in a forward pass of its own: {', '.join(map(repr, words))}"
+        return {"head": f"{model.kind}, {_embeddings(model.whole)}, {how}", **shown}
+    if not isinstance(model, Classifier):
+        return {"head": "a linear layer, zero at the start, over the hidden states of words", **shown}
+    head: Head = model.label_head
     if head.kind == "pooled":
         how = f"a linear layer, zero at the start, over {'normalised ' * head.normalise}{head.pooling} hidden states"
         if (model.whole.config.architectures or [""])[0].endswith("ForSequenceClassification"):
             how += "; the head that the model has itself is not used"
     else:
-        tied = model.whole.get_output_embeddings().weight is model.whole.get_input_embeddings().weight
-        words = " against ".join(f"{decode([token])!r} (token {token})" for token in head.label_ids)
-        how = f"output embeddings {TIED if tied else 'of their own'}, {words}"
-    return {"head": f"{head.kind}, {how}", "first prompt": repr(decode(prompt[prompt != PAD]))}
+        words = iter(f"{decode([token])!r} (token {token})" for token in head.label_ids)
+        counts = head.counts or (1,) * head.classes
+        classes = [" and ".join(next(words) for _ in range(count)) for count in counts]
+        how = f"{_embeddings(model.whole)}, {' against '.join(classes)}"
+    return {"head": f"{head.kind}, {how}", **shown}
 
 
-def _decoder(model: Classifier) -> Callable[[Any], str]:
-    tokenizer = get_checkpoint(model.whole.name_or_path, model.label_head.kind).tokenizer
+def _embeddings(whole: Any) -> str:
+    tied = whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
+    return f"output embeddings {TIED if tied else 'of their own'}"
+
+
+def _decoder(model: Classifier | Writer | Tagger) -> Callable[[Any], str]:
+    tokenizer = get_checkpoint(model.whole.name_or_path, model.kind).tokenizer
 
     def decode(tokens: Any) -> str:
         with quiet():

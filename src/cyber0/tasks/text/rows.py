@@ -1,4 +1,4 @@
-"""Rows of texts from files: JSON lines or tables, packed or not."""
+"""Rows of texts from files: JSON lines, tables or Parquet, packed or not."""
 
 import csv
 import gzip
@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cyber0.errors import InvalidData
+from cyber0.extras import require
 from cyber0.tasks.files import cache_directory
 from cyber0.tasks.text.prompts import Prompt
 
-__all__ = ["Rows", "few", "gathered", "lines", "locate", "path_in", "read", "split"]
+__all__ = ["Rows", "few", "gathered", "locate", "path_in", "read", "records", "split"]
 
 Row = dict[Any, Any]
 DOMAIN = 0x53484F54  # "SHOT": other draws of the same seed are independent of these
@@ -43,7 +44,7 @@ class Rows:
 
 
 def read(path: Path, prompt: Prompt, columns: Iterable[str]) -> Rows:
-    r"""Return the rows of a file: .jsonl, .csv or .tsv, or one of these with .gz after it.
+    r"""Return the rows of a file: .jsonl, .csv or .tsv, or one of these with .gz after it, or .parquet.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "reviews.csv"
@@ -53,15 +54,33 @@ def read(path: Path, prompt: Prompt, columns: Iterable[str]) -> Rows:
     Traceback (most recent call last):
     cyber0.errors.InvalidData: ...reviews.csv, line 3: the label '3' is not one of bad, good (also written 0, 1): ...
     """
-    found = ((f"{path}, line {number}", row) for number, row in lines(path))
-    return gathered(found, prompt, columns, str(path))
+    return gathered(records(path), prompt, columns, str(path))
 
 
-def lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield each row of a file, and the number of its line."""
+def records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each row of a file, with words before it that say where it is."""
+    if path.suffix == ".parquet":
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(_parquet(path)))
+    else:
+        yield from ((f"{path}, line {number}", row) for number, row in _lines(path))
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    module = require("pyarrow.parquet", extra="data")
+    try:
+        with module.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except (OSError, ValueError) as error:
+        raise InvalidData(f"{path} is no Parquet file, or damaged ({str(error).splitlines()[0]})") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in (".jsonl", ".json", *DELIMITERS):
-        raise InvalidData(f"{path}: rows are read from .jsonl, .csv or .tsv, or one of these with .gz after it")
+        raise InvalidData(
+            f"{path}: rows are read from .jsonl, .csv or .tsv, or one of these with .gz after it, or from .parquet"
+        )
     try:
         with _opened(path) as file:
             if kind in DELIMITERS:

@@ -6,7 +6,7 @@ Each takes the options of `Options`, in its name as `sst2(shots=16, adapter='lor
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from cyber0.errors import InvalidConfig, InvalidData, UnknownName
 from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.meaning import digest
 from cyber0.tasks.task import Task
-from cyber0.tasks.text import adapters, checkpoint, hub, prompts, rows
+from cyber0.tasks.text import adapters, checkpoint, hub, prompts, rows, sources
 from cyber0.tasks.text.checkpoint import Checkpoint
 from cyber0.tasks.text.classifier import Classifier
+from cyber0.tasks.text.completer import WordScorer
 from cyber0.tasks.text.heads import Head
 from cyber0.tasks.text.prompts import Prompt
 from cyber0.tasks.text.rows import Rows
-from cyber0.tasks.text.tokens import describe_tokenizer, encode, lengths, word_tokens
+from cyber0.tasks.text.tokens import describe_tokenizer, encode, lengths, word_ids, word_tokens
 
 __all__ = ["Options", "assemble", "classifier_of", "snli", "sst2", "text_classification", "trec"]
 
@@ -40,7 +41,7 @@ class Options(BaseModel):
         shots: How many samples of each class to train on; None for all, and all of a class that has fewer.
         seed: Decides which samples these are.
         tests: How many test samples to use at most.
-        head: masked, causal or pooled; by default what the model was trained as.
+        head: masked, causal, seq2seq or pooled; by default what the model was trained as.
         adapter: Train an adapter instead of the model, e.g. 'lora(rank=8)'.
         length: How many tokens a prompt may have; a longer one is cut.
         prompt: A prompt file of yours.
@@ -120,8 +121,9 @@ def text_classification(
 ) -> Task:
     """Return a task on texts of your own: a prompt, and rows from files or from a Hugging Face data set.
 
-    Files are named here or in the prompt's [data], and looked for in the directory. `dataset` is `name` or
-    `name:configuration` on the hub, or a folder that `datasets` can read; the package `datasets` must be installed.
+    Files are named here or in the prompt's [data], and looked for in the directory, which may be a file of rows itself;
+    the prompt then lies beside it. `dataset` is `name` or `name:configuration` on the hub, or a folder that `datasets`
+    can read; the package `datasets` must be installed.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import tiny
@@ -136,33 +138,25 @@ def text_classification(
         raise InvalidConfig(
             "text-classification needs a prompt: text-classification(prompt='my.toml'), see docs/text.md"
         )
-    folder = Path("." if directory is None else directory)
+    folder = sources.folder_of(directory)
     if not folder.is_dir():
         raise InvalidData(f"there is no folder {folder}")
     form = prompts.load(prompt, folder)
-    named = {part: file for part, file in (("train", train), ("test", test)) if file is not None}
-    form = form.model_copy(update={"data": form.data.model_copy(update=named)})
     if dataset is not None:
         dataset = str(folder / dataset) if (folder / dataset).is_dir() else dataset
         train_rows, test_rows = hub.read(dataset, form, _columns(form))
     else:
-        train_rows, test_rows = _files(folder, form)
+        located = sources.locate(directory, train or form.data.train, test or form.data.test)
+        train_rows, test_rows = _read(located, form)
     parts = (train_rows, test_rows) if test_rows else rows.split(train_rows, known.holdout, known.seed)
     return assemble("text-classification", form, *parts, str(model), known, dataset or str(folder))
 
 
-def _files(folder: Path, prompt: Prompt) -> tuple[Rows, Rows | None]:
-    if prompt.data.train is None:
-        raise InvalidConfig("there is no file to train on: name it as train = '...' in [data] of the prompt")
-    train = _file(folder, prompt.data.train, prompt)
-    return train, None if prompt.data.test is None else _file(folder, prompt.data.test, prompt)
-
-
-def _file(folder: Path, file: str, prompt: Prompt) -> Rows:
-    path = rows.path_in(folder, "", file)
-    if path is None:
-        raise InvalidData(f"there is no file {folder / file}: name its folder by --data")
-    return rows.read(path, prompt, _columns(prompt))
+def _read(located: sources.Located, prompt: Prompt) -> tuple[Rows, Rows | None]:
+    train, test = located
+    columns = _columns(prompt)
+    own, held = hub.read(str(train), prompt, columns) if train.is_dir() else (rows.read(train, prompt, columns), None)
+    return own, held if test is None else rows.read(test, prompt, columns)
 
 
 def _options(name: str, model: str | None, given: dict[str, Any]) -> Options:
@@ -192,10 +186,10 @@ def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, opt
     ((2, 5), 10608)
     """
     found = checkpoint.get_checkpoint(model, options.head)
-    head = _head(found, prompt, options)
+    reading = _reading(found, prompt, options)
     train = train if options.shots is None else train.of(rows.few(train.labels, options.shots, options.seed))
     test = test if options.tests is None else test.of(_sample(len(test.labels), options.tests, options.seed))
-    length = min(options.length or prompt.length, found.length)
+    length = reading.length(options.length or prompt.length)
     inputs, tests = (encode(found.tokenizer, prompt, found.kind, part.texts, length) for part in (train, test))
     dataset = Dataset(
         *(inputs, train.labels, tests, test.labels),
@@ -203,11 +197,12 @@ def assemble(name: str, prompt: Prompt, train: Rows, test: Rows, model: str, opt
         source=f"{prompt.title}, from {where}, tokens of {model}",
         lengths=lengths,
     )
-    meaning = _meaning(found, prompt, head, length)
-    return Task(name, dataset, _builder(found, head, options.adapter), meaning=meaning)
+    return Task(name, dataset, reading.builder(options.adapter), meaning=_meaning(reading, prompt, length))
 
 
-def classifier_of(task: str, model: str, seed: int, directory: Folder = None) -> tuple[Classifier, Prompt, int]:
+def classifier_of(
+    task: str, model: str, seed: int, directory: Folder = None
+) -> tuple[Classifier | WordScorer, Prompt, int]:
     """Build the untrained classifier of a task by its name, without data, its prompt, and how long prompts may be.
 
     A prompt file of one's own is looked for in the directory.
@@ -218,7 +213,7 @@ def classifier_of(task: str, model: str, seed: int, directory: Folder = None) ->
     >>> model = str(tiny.model(folder / "model", "encoder"))
     >>> task = "text-classification(prompt='prompt.toml')"
     >>> classifier, prompt, _ = classifier_of(task, model, seed=0, directory=folder)
-    >>> prompt.classes, classifier.label_head.kind
+    >>> prompt.classes, classifier.kind
     (('bad', 'good'), 'pooled')
     >>> classifier_of("mnist", model, seed=0)
     Traceback (most recent call last):
@@ -230,48 +225,84 @@ def classifier_of(task: str, model: str, seed: int, directory: Folder = None) ->
     name, given = registry.check("task", task, known)
     options = _options(name, model, {key: given[key] for key in given if key not in ("train", "test", "dataset")})
     prompt = prompts.load(options.prompt or name, None if directory is None else Path(directory))
-    found = checkpoint.get_checkpoint(model, options.head)
-    length = min(options.length or prompt.length, found.length)
-    return _builder(found, _head(found, prompt, options), options.adapter)(seed), prompt, length
+    reading = _reading(checkpoint.get_checkpoint(model, options.head), prompt, options)
+    return reading.builder(options.adapter)(seed), prompt, reading.length(options.length or prompt.length)
 
 
-def _meaning(found: Checkpoint, prompt: Prompt, head: Head, length: int) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """How a model's outputs become the scores of classes: by a head, or by the probabilities of whole words."""
+
+    found: Checkpoint
+    head: Head | None
+    words: list[list[int]]
+    owners: list[int]
+
+    def length(self, wanted: int) -> int:
+        """Return how many tokens a prompt may have, so that a word fits after it."""
+        after = max(map(len, self.words)) if self.head is None and self.found.kind == "causal" else 0
+        return min(wanted, self.found.length - after)
+
+    def builder(self, adapter: str | None) -> Callable[[int], Classifier | WordScorer]:
+        """Return the function of a seed that builds the model."""
+        adapt, head = None if adapter is None else adapters.get_adapter(adapter), self.head
+
+        def build(seed: int) -> Classifier | WordScorer:
+            with hub.ALONE:  # an adapter draws from torch's generator
+                whole = self.found.load()
+                if adapt is not None:
+                    adapt(whole, seed)
+            return (WordScorer(whole, self.words, self.owners) if head is None else Classifier(whole, head)).eval()
+
+        return build
+
+
+def _reading(found: Checkpoint, prompt: Prompt, options: Options) -> _Reading:
+    words = {} if found.kind == "pooled" else prompt.words_of(found.kind)
+    ids = word_ids(found.tokenizer, words) if found.kind in ("causal", "seq2seq") else []
+    owners = [place for place, own in enumerate(words.values()) for _ in own]
+    whole = found.kind == "seq2seq" or any(len(word) > 1 for word in ids)
+    return _Reading(found, None if whole else _head(found, prompt, options), ids, owners)
+
+
+def _meaning(reading: _Reading, prompt: Prompt, length: int) -> dict[str, str]:
     """Return the digests of all that decides what a label means."""
-    pooled = found.kind == "pooled"
-    words = [] if pooled else [word.strip() for word in prompt.words_of(found.kind).values()]
-    reading = {"pooling": head.pooling, "normalise": head.normalise, "scale": head.scale} if pooled else {}
+    found, head = reading.found, reading.head
+    words = [] if found.kind == "pooled" else [list(own) for own in prompt.words_of(found.kind).values()]
+    how: dict[str, Any] = {}
+    if head is not None and found.kind == "pooled":
+        how = {"pooling": head.pooling, "normalise": head.normalise, "scale": head.scale}
     return {
         "labels": digest(list(prompt.classes)),
-        "words": digest(words),
+        "words": digest([own[0] if len(own) == 1 else own for own in words]),
         "prompt": digest(prompt.template(found.kind)),
         "tokenizer": digest(describe_tokenizer(found.tokenizer)),
-        "preprocessing": digest({"kind": found.kind, "length": length, **reading}),
+        "preprocessing": digest({"kind": found.kind, "length": length, **how}),
     }
 
 
 def _head(found: Checkpoint, prompt: Prompt, options: Options) -> Head:
     if found.kind != "pooled":
-        mask = found.tokenizer.mask_token_id if found.kind == "masked" else None
-        return Head(found.kind, len(prompt.words), word_tokens(found.tokenizer, prompt.words_of(found.kind)), mask)
+        mask, words = found.tokenizer.mask_token_id if found.kind == "masked" else None, prompt.words_of(found.kind)
+        counts = tuple(map(len, words.values()))
+        return Head(found.kind, len(words), word_tokens(found.tokenizer, words), mask, counts=counts)
     pooling, normalise = (options.pooling, False) if options.pooling else found.pooling()
+    return pooled_head(
+        len(prompt.words), pooling, normalise if options.normalise is None else options.normalise, options.scale
+    )
+
+
+def pooled_head(outputs: int, pooling: str, normalise: bool, scale: float = 1.0) -> Head:
+    """Return the head of a linear layer over pooled hidden states.
+
+    >>> pooled_head(2, "max", normalise=False)
+    Traceback (most recent call last):
+    cyber0.errors.UnknownName: unknown pooling 'max': use one of cls, mean
+    """
     if pooling not in ("mean", "cls"):
         raise UnknownName("pooling", pooling, ["mean", "cls"])
-    head = Head("pooled", len(prompt.words), pooling=pooling, normalise=normalise, scale=options.scale)
-    return head if options.normalise is None else replace(head, normalise=options.normalise)
+    return Head("pooled", outputs, pooling=pooling, normalise=normalise, scale=scale)
 
 
 def _sample(count: int, most: int, seed: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng((seed, rows.DOMAIN, 2)).permutation(count)[:most])
-
-
-def _builder(found: Checkpoint, head: Head, adapter: str | None) -> Callable[[int], Classifier]:
-    adapt = None if adapter is None else adapters.get_adapter(adapter)
-
-    def build(seed: int) -> Classifier:
-        with hub.ALONE:  # an adapter draws from torch's generator
-            whole = found.load()
-            if adapt is not None:
-                adapt(whole, seed)
-        return Classifier(whole, head).eval()
-
-    return build

@@ -14,9 +14,10 @@ from cyber0.errors import UnknownName
 from cyber0.extras import require
 from cyber0.tasks.text.checkpoint import quiet
 
-__all__ = ["CHAT", "KINDS", "PROMPT", "chats", "data", "model", "tokenizer"]
+__all__ = ["CHAT", "KINDS", "PROMPT", "SEQ2SEQ", "chats", "data", "model", "tokenizer"]
 
 KINDS = ("roberta", "bert", "llama", "mixtral", "encoder")
+SEQ2SEQ = "t5"
 CAUSAL = ("llama", "mixtral")
 WORDS = (
     *("bad", "good", "terrible", "great", "wonderful", "dull", "awful", "lovely"),
@@ -50,8 +51,8 @@ def tokenizer(kind: str = "roberta") -> Any:
     >>> tokenizer("roberta").tokenize("a great film")
     ['a', 'Ġgreat', 'Ġfilm']
     """
-    if kind not in KINDS:
-        raise UnknownName("tiny model", kind, KINDS)
+    if kind not in (*KINDS, SEQ2SEQ):
+        raise UnknownName("tiny model", kind, (*KINDS, SEQ2SEQ))
     tokenizers = require("tokenizers", extra="text")
     names = {key: token for key, token in SPECIAL.items() if kind not in CAUSAL or key in ("bos_token", "eos_token")}
     if kind not in CAUSAL:
@@ -90,7 +91,7 @@ def _numbered(vocabulary: list[str]) -> dict[str, int]:
 def model(folder: Path | str, kind: str = "roberta", seed: int = 0) -> Path:
     """Write a tiny model with random weights.
 
-    `roberta` and `bert` are masked, `llama` and `mixtral` causal, `encoder` is pooled.
+    `roberta` and `bert` are masked, `llama` and `mixtral` causal, `encoder` is pooled, `t5` has encoder and decoder.
 
     >>> import tempfile
     >>> folder = model(Path(tempfile.mkdtemp()) / "tiny", "bert")
@@ -102,8 +103,12 @@ def model(folder: Path | str, kind: str = "roberta", seed: int = 0) -> Path:
     shape |= {"intermediate_size": 32, "vocab_size": len(known), "pad_token_id": 1, "max_position_embeddings": 64}
     if kind == "mixtral":
         shape |= {"num_key_value_heads": 2, "num_local_experts": 3, "num_experts_per_tok": 2}
+    if kind == SEQ2SEQ:
+        shape = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 1}
+        shape |= {"vocab_size": len(known), "pad_token_id": 1}
     name = "Bert" if kind == "encoder" else kind.capitalize()
-    end = "Model" if kind == "encoder" else "ForCausalLM" if kind in CAUSAL else "ForMaskedLM"
+    ends = {"encoder": "Model", SEQ2SEQ: "ForConditionalGeneration", **dict.fromkeys(CAUSAL, "ForCausalLM")}
+    end = ends.get(kind, "ForMaskedLM")
     tie = {"tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 2}
     random: Any = torch.random
     with random.fork_rng(devices=[]):

@@ -13,7 +13,18 @@ from numpy.typing import ArrayLike, NDArray
 from cyber0.errors import InvalidData, InvalidModel
 from cyber0.tasks.text.prompts import Kind, Piece, Prompt, pieces
 
-__all__ = ["PAD", "buckets", "describe_tokenizer", "encode", "lengths", "padded", "trimmed", "word_tokens"]
+__all__ = [
+    "PAD",
+    "buckets",
+    "describe_tokenizer",
+    "encode",
+    "encode_texts",
+    "lengths",
+    "padded",
+    "trimmed",
+    "word_ids",
+    "word_tokens",
+]
 
 PAD = -1
 Tokens = NDArray[np.int32]
@@ -21,35 +32,61 @@ PROBE = "The QUICK brown fox's na\u00efve  caf\u00e9: 3.14 + 2,718 = ?\n\tIt was
 BLOCK = 2048  # prompts that are tokenised in one call
 
 
-def word_tokens(tokenizer: Any, words: dict[str, str]) -> tuple[int, ...]:
-    """Return the one token of each label word, as it is written after a space.
+def word_tokens(tokenizer: Any, words: dict[str, tuple[str, ...]]) -> tuple[int, ...]:
+    """Return the one token of each label word, class by class, as it is written after a space.
 
     >>> from cyber0.tasks.text.tiny import tokenizer
-    >>> word_tokens(tokenizer("roberta"), {"bad": "terrible", "good": "wonderfulness"})
+    >>> word_tokens(tokenizer("roberta"), {"bad": ("terrible",), "good": ("wonderfulness",)})
     Traceback (most recent call last):
     cyber0.errors.InvalidModel: the label word 'wonderfulness' of 'good' is 5 tokens of this model ('Ġwonderful', \
 'n', 'e', 's', 's'): choose a word that is one token, in [words] of the prompt
     """
-    found = tuple(_word_token(tokenizer, name, word.strip()) for name, word in words.items())
-    for index, token in enumerate(found):
-        if token in found[:index]:
-            one, other = (list(words.values())[place] for place in (found.index(token), index))
-            raise InvalidModel(f"the label words {one!r} and {other!r} are the same token of this model: change one")
-    return found
+    found = [(word, _word_token(tokenizer, name, word)) for name, own in words.items() for word in own]
+    _check_apart([(word, [token]) for word, token in found])
+    return tuple(token for _, token in found)
+
+
+def word_ids(tokenizer: Any, words: dict[str, tuple[str, ...]]) -> list[list[int]]:
+    """Return the tokens of each label word, one or more, class by class, as it is written after a space.
+
+    >>> from cyber0.tasks.text.tiny import tokenizer
+    >>> ids = word_ids(tokenizer("llama"), {"bad": ("terrible",), "good": ("great", "lovely film")})
+    >>> [tokenizer("llama").decode(word) for word in ids]
+    [' terrible', ' great', ' lovely film']
+    """
+    found = [(word, _word_ids(tokenizer, word)) for own in words.values() for word in own]
+    for word, ids in found:
+        if not ids or tokenizer.unk_token_id in ids:
+            raise InvalidModel(f"the label word {word!r} is not in the vocabulary of this model: choose another")
+    _check_apart(found)
+    return [ids for _, ids in found]
+
+
+def _check_apart(found: list[tuple[str, list[int]]]) -> None:
+    for index, (word, ids) in enumerate(found):
+        for other, known in found[:index]:
+            if ids == known:
+                same = "token" if len(ids) == 1 else "tokens"
+                raise InvalidModel(
+                    f"the label words {other!r} and {word!r} are the same {same} of this model: change one"
+                )
+
+
+def _word_ids(tokenizer: Any, word: str) -> list[int]:
+    spaced, plain = _ids(tokenizer, f" {word.strip()}"), _ids(tokenizer, word.strip())
+    # A SentencePiece tokenizer writes the space before a word by itself.
+    own_space = str(tokenizer.convert_ids_to_tokens(plain[:1] or [0])[0]).startswith("\u2581")
+    return plain if own_space and len(plain) < len(spaced) else spaced
 
 
 def _word_token(tokenizer: Any, name: str, word: str) -> int:
-    spaced = _ids(tokenizer, f" {word}")
-    plain = _ids(tokenizer, word)
-    # A SentencePiece tokenizer writes the space before a word by itself.
-    own_space = len(plain) == 1 and str(tokenizer.convert_ids_to_tokens(plain[0])).startswith("\u2581")
-    ids = plain if len(spaced) != 1 and own_space else spaced
+    ids = _word_ids(tokenizer, word)
     if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
         return ids[0]
     shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
     what = "not in the vocabulary" if len(ids) == 1 else f"{len(ids)} tokens"
     raise InvalidModel(
-        f"the label word {word!r} of {name!r} is {what} of this model ({shown}): "
+        f"the label word {word.strip()!r} of {name!r} is {what} of this model ({shown}): "
         "choose a word that is one token, in [words] of the prompt"
     )
 
@@ -69,7 +106,11 @@ def encode(tokenizer: Any, prompt: Prompt, kind: Kind, rows: Sequence[dict[str, 
     >>> known.decode(array[1])
     '<s>a dull film a dull film It was<mask>.</s>'
     """
-    template = prompt.template(kind)
+    return encode_texts(tokenizer, prompt.template(kind), kind, rows, length)
+
+
+def encode_texts(tokenizer: Any, template: str, kind: Kind, rows: Sequence[dict[str, Any]], length: int) -> Tokens:
+    """Return the same of a template, in which columns of the rows stand in braces."""
     if kind == "masked" and tokenizer.mask_token is None:
         raise InvalidModel(
             "this model's tokenizer has no mask token: it is no masked model; use head='causal' or 'pooled'"
