@@ -30,8 +30,8 @@ pytest_collect_file = Sybil(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, for there are tests that wait; the longest one waits about as long as eight work."""
-    return min(cores(), 8) + 1
+    """Two workers more than cores, for many tests wait; the longest one waits about as long as eight work."""
+    return min(cores(), 8) + 2
 
 
 collect_ignore: list[str] = []

@@ -124,15 +124,19 @@ def test_an_export_is_accepted_without_its_votes_and_an_imported_ledger_is_not(f
 
 def test_the_digest_of_a_run_does_not_cover_keys_that_came_later(tmp_path):
     keys.init(tmp_path / "keys")
-    settings = Settings.of(recipe(rounds=40), deadline=0.3)
+    settings = Settings.of(recipe(rounds=300), deadline=0.3)
 
     async def play(ledger):
         federator = Federator(settings, ledger)
         address = f"127.0.0.1:{await federator.start('127.0.0.1:0')}"
         begun = asyncio.Event()
 
+        def watch(member):
+            if member.commits > 0:  # the run is founded
+                begun.set()
+
         def come(name):
-            return attend(address, partial(Member, name=name, model=StubModel(4)), watch=lambda _: begun.set())
+            return attend(address, partial(Member, name=name, model=StubModel(4)), watch=watch)
 
         first = [asyncio.ensure_future(come(name)) for name in settings.roster[:3]]
         await begun.wait()

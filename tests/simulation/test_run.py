@@ -316,7 +316,7 @@ def test_every_key_is_an_option():
     assert all(f"--{name.replace('_', '-')} " in shown for name in RunConfig.model_fields)
     assert "One of unbiased, biased, compressed. [default: unbiased]" in shown
     private = {"clip", "delta", "epsilon", "least_noise", "noise"}
-    without = RunConfig.model_fields.keys() - {"data", "horizon", "model", "quorum"} - private  # they have no default
+    without = RunConfig.model_fields.keys() - {"actors", "data", "horizon", "model", "quorum"} - private  # no default
     assert tomllib.loads(invoke("--print-config").output).keys() == without
 
 
