@@ -131,12 +131,14 @@ class _Share:
     """What an actor is: a replica of the run, which measures what it is asked for."""
 
     def __init__(self, config: dict[str, Any], given: dict[str, Any]) -> None:
-        from cyber0.simulation.simulation import Simulation
-
-        torch.set_num_threads(1)  # an actor for each core is more than threads of one
-        self.simulation = Simulation(RunConfig(**config), **given)
+        self.config, self.given, self.simulation = config, given, None
 
     def votes(self, aggregates: NDArray[np.float32], t: int, share: Indices) -> NDArray[np.float32]:
+        from cyber0.simulation.simulation import Simulation
+
+        if self.simulation is None:  # not earlier: an actor whose constructor raises has died, as far as Ray can tell
+            torch.set_num_threads(1)  # an actor for each core is more than threads of one
+            self.simulation = Simulation(RunConfig(**self.config), **self.given)
         self.simulation.replay(aggregates)
         return np.asarray(torch.as_tensor(self.simulation.votes(t, share)).cpu(), dtype=np.float32)
 
