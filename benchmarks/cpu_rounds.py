@@ -33,7 +33,8 @@ from cyber0.threads import cores
 
 COMMAND = "python -m benchmarks.cpu_rounds"
 PRECISIONS = ("float32", "bf16")
-PLAIN = "plain: two forwards, both as one batch"
+PLAIN = "plain: two forwards, one after the other"
+AT_ONCE = "plain: two forwards, both as one batch"
 FAMILIES: tuple[Family, ...] = ("gaussian", "rademacher")
 SHAPES: dict[str, tuple[int, int]] = {"minilm": (32, 53), "smollm2": (8, 64)}  # samples and tokens of a batch
 ROUNDS = count()
@@ -61,13 +62,13 @@ def batch(name: str, *, small: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens.int(), torch.zeros(samples, dtype=torch.int64)
 
 
-def plain(module: Any, precision: str, tokens: torch.Tensor) -> Work:
-    both = torch.cat([tokens, tokens])
+def plain(module: Any, precision: str, batches: Sequence[torch.Tensor]) -> Work:
     module = module if precision == "float32" else module.to(torch.bfloat16)
 
-    def work() -> Any:
+    def work() -> None:
         with torch.no_grad():
-            return module.base(**module.inputs(both)).last_hidden_state
+            for tokens in batches:
+                module.base(**module.inputs(tokens)).last_hidden_state  # noqa: B018
 
     return work
 
@@ -90,18 +91,23 @@ def a_round(module: Any, precision: str, given: tuple[torch.Tensor, torch.Tensor
 def work_of(name: str, precision: str, what: str, *, small: bool) -> Work:
     given = batch(name, small=small)
     module = model(name, small=small)
-    return plain(module, precision, given[0]) if what == PLAIN else a_round(module, precision, given, what)  # pyright: ignore[reportArgumentType]
+    tokens = given[0]
+    if what == PLAIN:
+        return plain(module, precision, [tokens, tokens])
+    if what == AT_ONCE:
+        return plain(module, precision, [torch.cat([tokens, tokens])])
+    return a_round(module, precision, given, what)  # pyright: ignore[reportArgumentType]
 
 
 def times(name: str, precision: str, *, small: bool) -> list[Row]:
-    works = {what: work_of(name, precision, what, small=small) for what in (PLAIN, *FAMILIES)}
-    found = interleaved(works, 3, 0.05)
+    works = {what: work_of(name, precision, what, small=small) for what in (PLAIN, AT_ONCE, *FAMILIES)}
+    found = interleaved(works, 5, 0.05)
     peaks = {what: _apart(name, precision, what, small=small) for what in works}
     return [
         {
             "model": name,
             "precision": precision,
-            "what": what if what == PLAIN else f"a round, {what}",
+            "what": what if what in (PLAIN, AT_ONCE) else f"a round, {what}",
             "ms": median(found, what) * 1e3,
             "times plain": ratio(found, what, PLAIN),
             "peak GiB": peaks[what] / 2**30,

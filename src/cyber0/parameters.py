@@ -294,7 +294,7 @@ class Parameters:
         return sum(fingerprint(flat, start=entry.start, backend=backend) for entry, flat in self) % 2**64
 
 
-def to_bf16(module: "Module") -> "Module":
+def to_bf16(module: "Module", *, frozen_only: bool = False) -> "Module":
     """Convert a module's float32 parameters of two or more dimensions to bf16, in place, and return the module.
 
     >>> import torch
@@ -304,7 +304,8 @@ def to_bf16(module: "Module") -> "Module":
     """
     torch = require("torch", extra="train")
     for parameter in module.parameters():
-        if parameter.ndim > 1 and parameter.dtype == torch.float32:
+        left = parameter.ndim < 2 or (frozen_only and parameter.requires_grad)
+        if parameter.dtype == torch.float32 and not left:
             parameter.data = parameter.data.to(torch.bfloat16)
     return module
 

@@ -293,3 +293,53 @@ def test_the_source_of_a_cuda_device_can_be_captured():
     from cyber0.layerwise.source import CapturableSource, Layout
 
     assert isinstance(CudaSource(Layout(Parameters.of(torch.nn.Linear(3, 2).to(DEVICE)))), CapturableSource)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 21), (70, 64), (33, 129)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_packed_and_unpacked_to_the_bits_of_the_cpu(shape, bits, dtype):
+    from cyber0.layerwise import kernels
+    from cyber0.layerwise.packing import NORMAL, pack, unpack
+
+    weights = tensors([(shape[0] * shape[1], 0)], torch.float32)[0][0].view(shape)
+    codes, scales = pack(weights, bits)
+    for ours, theirs in zip(pack(weights.to(DEVICE), bits), (codes, scales), strict=True):
+        assert same(ours, theirs)
+    out = torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
+    kernels.unpack(codes.to(DEVICE), scales.to(DEVICE), out, torch.tensor(NORMAL, device=DEVICE))
+    assert same(out, unpack(codes, scales, shape, dtype))
+
+
+@on_cuda
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_streamed_base_gives_the_votes_of_one_on_the_device(bits):
+    """From pinned memory and from memory that is not; some layers stay on the device."""
+    from cyber0.layerwise.stream import stream_linears
+
+    x, y = (each.cuda() for each in prompts())
+    found, moved = [], []
+    for share, free in ((None, None), (2.0, None), (0.5, None), (0.5, 0)):
+        model = classifier("llama", f"lora(rank=2, bits={bits})").cuda()
+        if share is not None:
+            moved.append(stream_linears(model, torch.device("cuda"), memory_for(model, share), free).moved)
+        walk = Walk(Parameters.of(model), cross_entropy)
+        walk._graphs = None
+        found.append(torch.stack([walk.slopes(x, y, key, 1e-3).cpu() for key in keys(4)]))
+    assert moved[0] == 0 < moved[1] == moved[2]
+    for other in found[1:]:
+        assert torch.equal(found[0], other)
+
+
+def memory_for(model, share):
+    """Memory for a share of the linear layers, for two that take turns, and for all that is in no linear layer."""
+    from cyber0.layerwise.frozen import PackedLinear
+
+    frozen = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
+    layers = [each for each in model.modules() if type(each) in (torch.nn.Linear, PackedLinear)]
+    sizes = [
+        sum(part.nbytes + 255 for part in each.stored().values()) if type(each) is PackedLinear else each.weight.nbytes
+        for each in layers
+        if type(each) is PackedLinear or not each.weight.requires_grad
+    ]
+    return frozen - (0 if type(layers[0]) is PackedLinear else sum(sizes)) + 2 * max(sizes) + int(share * sum(sizes))

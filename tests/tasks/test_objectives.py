@@ -85,6 +85,20 @@ def test_engines_agree_and_what_was_aggregated_replays_to_the_same_bits(folder, 
     assert all(walk.layered for walk in walks)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("changes", [{}, {"blocks": 2}, {"train": "head"}], ids=["all", "blocks", "head"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_device_measures_what_the_cpu_does_and_replays_to_its_bits(folder, case, changes):
+    here, there = (Simulation(config_of(folder, case, device=device, **changes)) for device in ("cpu", "cuda"))
+    rounds = list(here.play())
+    for played in rounds:
+        votes = torch.as_tensor(there.votes(played.number, played.participants)).cpu()
+        np.testing.assert_allclose(votes, played.honest, rtol=0, atol=5e-3 * np.abs(played.honest).max())
+        there.replay(played.aggregate[None])
+    assert there.parameters.fingerprint() == here.parameters.fingerprint()
+    assert there.evaluate().loss == pytest.approx(here.evaluate().loss, rel=1e-3)
+
+
 @pytest.mark.parametrize("case", ["completions of T5", "numbers", "labels of words"])
 def test_it_learns(folder, case):
     changes = {"rounds": 12, "directions": 6, "batch": 16, "step_rule": "normalised", "lr": 0.03}

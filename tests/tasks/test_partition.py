@@ -169,7 +169,7 @@ def test_a_partition_of_ones_own_is_checked():
         split(first_come, LABELS, 3, 0, gap=1)
     with pytest.raises(InvalidData, match="each of 3 clients a sample"):
         split(lambda labels, *_: [range(len(labels)), [], []], LABELS, 3, 0)
-    with pytest.raises(InvalidData, match="gives away 3, 3 of them different"):
+    with pytest.raises(InvalidData, match="gives away sample 3: the 3 samples are numbered from 0 on"):
         split(lambda *_: [[1, 2, 3]], [0, 0, 0], 1, 0)
 
 

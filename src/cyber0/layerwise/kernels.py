@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-"""CUDA kernels of a walk: both signs of some rows of a matrix, and norms of both halves of a batch.
+"""CUDA kernels of a walk: both signs of some rows of a matrix, norms of both halves of a batch, packed weights.
 
 The first direction of the table is the one to perturb along, the others are the drift. The table is read from device
 memory, so that one captured graph serves every round.
@@ -14,9 +14,10 @@ import triton.language as tl
 from cyber0.directions.kernels import step_tile
 from cyber0.directions.tensors import descended, load, store
 
-__all__ = ["norm", "rows"]
+__all__ = ["norm", "rows", "unpack"]
 
 ROW_TILE = 256
+UNPACKED = 2048  # weights that a program unpacks
 
 
 @triton.jit
@@ -86,5 +87,28 @@ def norm(x: Any, weight: Any, bias: Any, eps: float, *, centred: bool, residual:
         *(*weight, *(weight if bias is None else bias), total // 2, width, eps),
         CENTRED=centred, BIASED=bias is not None, SUMMED=residual is not None,
         WIDTH=triton.next_power_of_2(width), num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _unpack(codes, scales, out, levels, count, FOUR: tl.constexpr, TILE: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = place < count
+    scale = tl.load(scales + place // 64, mask=inside, other=0.0).to(tl.float32)
+    if FOUR:
+        code = tl.load(codes + place // 2, mask=inside, other=0).to(tl.int32)
+        code = (code >> ((place % 2) * 4).to(tl.int32)) & 15
+        value = tl.load(levels + code)
+    else:
+        value = tl.load(codes + place, mask=inside, other=0).to(tl.float32)
+    tl.store(out + place, (value * scale).to(out.dtype.element_ty), mask=inside)
+
+
+def unpack(codes: Any, scales: Any, out: Any, levels: Any) -> Any:
+    """Write packed weights (see `cyber0.layerwise.packing`) to a matrix, and return it."""
+    count = out.numel()
+    _unpack[(triton.cdiv(count, UNPACKED),)](
+        *(codes, scales, out, levels, count), FOUR=codes.dtype == torch.uint8, TILE=UNPACKED, num_warps=8,
     )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.errors import InvalidConfig, InvalidEstimate, NonFiniteLoss
 from cyber0.estimate import Losses, estimate, nonfinite_cause, sample_slopes
+from cyber0.layerwise.frozen import is_packed
 from cyber0.layerwise.protocols import is_layerwise
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
@@ -195,6 +196,8 @@ def arithmetic_of(precision: Precision) -> torch.dtype:
 def in_precision(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
     """Convert the weights of a module, in place, to the type that a precision asks for, and return the module.
 
+    What is trained beside packed weights stays float32.
+
     >>> in_precision(torch.nn.Linear(3, 2), "bf16")
     Traceback (most recent call last):
     cyber0.errors.InvalidConfig: precision = 'bf16' is for language models: Linear is trained in float32, unless it is \
@@ -209,4 +212,6 @@ declared by layerwise=True
         )
     if precision != "float32" and mu == 0:
         raise InvalidEstimate(f"mu = 0, the exact derivative, needs precision = 'float32', not {precision!r}")
-    return to_bf16(module) if precision == "bf16" else module
+    if precision == "bf16":
+        to_bf16(module, frozen_only=is_packed(module))
+    return module

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ProofNotPossible", "UnreadParameters", "give_back_memory", "prove"]
 
 Tensor = torch.Tensor
-SMALL = 2**26  # parameters up to which two more copies of the model are affordable
+SMALL = 2**26  # parameters up to which two more copies of a model are affordable
 SAMPLES = (3, 5)
 
 
@@ -51,7 +51,7 @@ def prove(walk: "Walk", part: "MicroBatch") -> None:
     >>> walk = Walk(Parameters.of(torch.nn.Linear(3, 2)), cross_entropy)
     >>> prove(walk, walk.batch(torch.rand(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64)).micro_batches[0])
     """
-    small = walk.parameters.size <= SMALL
+    small = walk.parameters.size + _to_be_copied(walk) <= SMALL
     perturbation = perturbation_of(walk.parameters, DirectionKey(0, 0), 1e-2 if small else 0.0, backend=walk.backend)
     finite = (_finite_rows(part.inputs) & _finite_rows(part.labels)).nonzero().flatten()
     if len(finite) == 0:
@@ -124,8 +124,14 @@ def _hidden(tensors: Iterable[Tensor]) -> Generator[None]:
 
 
 def _own(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
-    low = any(flat.dtype != torch.float32 for _, flat in walk.parameters)
+    low = any(parameter.dtype != torch.float32 for parameter in walk.module.parameters())
     return walk.losses(walk.unperturbed if low else walk.scores, (inputs, labels)).expand(2, -1)
+
+
+def _to_be_copied(walk: "Walk") -> int:
+    """Return how many frozen weights whole copies in float32 would add to those that are trained."""
+    frozen = (each for each in walk.module.parameters() if not walk.layout.is_trained(each))
+    return sum(each.numel() for each in frozen if each.dtype != torch.float32)
 
 
 class _Recorder:

@@ -158,9 +158,12 @@ class Layout:
         return self.places[id(parameter)]
 
     def frozen(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor that is not moved, in the type of the arithmetic; one that other rounds move is not kept."""
+        """Return a tensor that is not moved, in the type of the arithmetic.
+
+        It is kept, unless other rounds move it, or it would take more memory than the tensor itself.
+        """
         copied = not isinstance(parameter, torch.nn.Parameter)  # by a module that runs as a block
-        if parameter.dtype == dtype or copied or parameter.requires_grad:
+        if parameter.element_size() <= dtype.itemsize or copied or parameter.requires_grad:
             return parameter.detach().to(dtype)
         kept = id(parameter), dtype
         if kept not in self._frozen:

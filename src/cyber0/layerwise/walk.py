@@ -29,8 +29,10 @@ from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast_attention
 from cyber0.layerwise.batching import cuts, round_up, upload
+from cyber0.layerwise.frozen import is_streamed
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
+from cyber0.layerwise.patched import patched
 from cyber0.layerwise.proof import ProofNotPossible, UnreadParameters, give_back_memory, prove
 from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
 from cyber0.layerwise.source import (
@@ -306,9 +308,13 @@ class Walk:
 
     @property
     def _capturable(self) -> bool:
-        """Return whether one graph serves every batch: the code of a block may depend on its inputs' values."""
-        fixed = isinstance(self.source, CapturableSource) and implements(self.module, Scorer)
-        return fixed and not modules.blocks(self.handlers or [])
+        """Return whether one graph serves every batch: the code of a block may depend on its inputs' values.
+
+        Weights that are streamed take longer than the launches that a graph would save.
+        """
+        if is_streamed(self.module) or modules.blocks(self.handlers or []):
+            return False
+        return isinstance(self.source, CapturableSource) and implements(self.module, Scorer)
 
     @property
     def _writes(self) -> bool:
@@ -356,21 +362,11 @@ class Walk:
 
     @contextmanager
     def _patched(self, signs: SignPair, *, padded: bool) -> Generator[None]:
-        handlers = self.handlers or []
-        before = [(module, module.__dict__.get("forward")) for module, _ in handlers]
         with ExitStack() as stack:
             if self.device.type == "cuda":
                 stack.enter_context(fast_attention(self.module, padded=padded))
-            try:
-                for module, handler in handlers:
-                    module.__dict__["forward"] = partial(handler, signs, module)
-                yield
-            finally:
-                for module, forward in before:
-                    if forward is None:
-                        module.__dict__.pop("forward", None)
-                    else:
-                        module.__dict__["forward"] = forward
+            stack.enter_context(patched(self.handlers or [], signs))
+            yield
 
 
 def _source(layout: Layout, backend: str | Backend | None) -> Source:

@@ -8,13 +8,13 @@ __all__ = ["NAMES", "TASKS"]
 
 TASKS = {
     "cifar10": "cyber0.tasks.images:cifar10",
+    "completion": "cyber0.tasks.text.completion:completion",
     "femnist": "cyber0.tasks.images:femnist",
     "mnist": "cyber0.tasks.task:mnist",
     "mnist-cnn": "cyber0.tasks.task:mnist_cnn",
     "mnist-mlp": "cyber0.tasks.task:mnist_mlp",
     "snli": "cyber0.tasks.text.tasks:snli",
     "sst2": "cyber0.tasks.text.tasks:sst2",
-    "completion": "cyber0.tasks.text.completion:completion",
     "text-classification": "cyber0.tasks.text.tasks:text_classification",
     "text-regression": "cyber0.tasks.text.regression:text_regression",
     "token-classification": "cyber0.tasks.text.tagging:token_classification",

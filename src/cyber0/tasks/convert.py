@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import data as torch_data
 
 from cyber0.errors import InvalidData, InvalidUserCode
@@ -135,6 +136,11 @@ def _builder(model: nn.Module | Callable[..., nn.Module]) -> Callable[[int], nn.
                 raise InvalidUserCode(
                     f"parameter {name!r} of model {label_of(model)} is of type {parameter.dtype}: models are trained "
                     "in torch.float32, as after model.float()"
+                )
+            if parameter.requires_grad and not is_lazy(parameter) and not parameter.isfinite().all():
+                raise InvalidUserCode(
+                    f"parameter {name!r} of model {label_of(model)} holds values that are not finite: begin with "
+                    "finite weights"
                 )
         return built
 

@@ -153,6 +153,10 @@ def as_array(values: Any, what: str) -> Array:
     Traceback (most recent call last):
     cyber0.errors.InvalidData: train labels are of type <U1: give numbers, as a tensor or a NumPy array
     """
+    if np.ma.is_masked(values):
+        raise InvalidData(
+            f"{what} are a masked array: remove the samples that are masked, or fill them by .filled(value)"
+        )
     try:
         array = np.asarray(to_numpy(values))
     except ValueError as error:
@@ -175,7 +179,7 @@ def to_numpy(values: Any) -> Any:
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(values, torch.Tensor):
         return values
-    values = values.detach().cpu()
+    values = values.detach().cpu().to_dense()
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 

@@ -1,6 +1,7 @@
 """How much memory a run needs, against how much there is."""
 
 import os
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,8 @@ from torch import nn
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidEstimate, InvalidModel, UnknownName
 from cyber0.layerwise.batching import cuts
+from cyber0.layerwise.frozen import PackedLinear
+from cyber0.layerwise.mapped import is_mapped
 from cyber0.layerwise.modules import blocks, handlers, trained
 from cyber0.layerwise.protocols import is_layerwise
 from cyber0.layerwise.source import MATRICES_AT_ONCE
@@ -28,6 +31,7 @@ __all__ = [
     "TokenModel",
     "at_most",
     "available",
+    "bytes_of",
     "check",
     "check_batches",
     "check_run",
@@ -88,6 +92,8 @@ def needed(
     precision: str = "float32",
     engine: str = "plain",
     frozen: int = 0,
+    packed: int = 0,
+    most: int | None = None,
     at_once: int = 1,
     block: int = 0,
     local_models: int = 0,
@@ -101,6 +107,8 @@ def needed(
         precision: That of weights and arithmetic: float32, mixed or bf16.
         engine: plain holds w, w + mu z and w - mu z; layerwise w, and both signs of a few matrices.
         frozen: How many parameters are not trained.
+        packed: Bytes of those that are packed.
+        most: Bytes that what is not trained may take, where the rest is streamed.
         at_once: How many matrices the layerwise engine perturbs at once.
         block: Parameters of the largest block of modules that run as one, perturbed in float32.
         local_models: How many clients keep a model of their own.
@@ -117,7 +125,8 @@ def needed(
     master, number = BYTES[precision]
     whole = 2 * parameters
     beside = min(2 * at_once * largest, whole) * number + 8 * block if engine == "layerwise" else whole * master
-    kept = frozen * (master if master == number else master + number)
+    kept = frozen * (master if master == number else master + number) + packed
+    kept = kept if most is None else min(kept, most)
     models = (1 + local_models) * (parameters * master + kept)
     return Need(models + max(1, local_models) * beside, activations * number)
 
@@ -137,7 +146,10 @@ def of_module(module: nn.Module, tokens: int = 0, **options: Any) -> Need:
     matrices = [each.numel() for each in module.parameters() if each.requires_grad and id(each) not in tables]
     model: Any = module
     width = model.numbers_per_token() if issubclass(type(model), TokenModel) else 0
-    found: dict[str, Any] = {"frozen": frozen, "activations": tokens * width}
+    layers = [each for each in module.modules() if isinstance(each, PackedLinear)]
+    packed = sum(part.nbytes for layer in layers for part in layer.stored().values())
+    matrices += [layer.in_features * layer.out_features // 2 for layer in layers]  # one of them is unpacked at a time
+    found: dict[str, Any] = {"frozen": frozen, "packed": packed, "activations": tokens * width}
     try:
         found["block"] = max(
             (trained(each) + max(p.numel() for p in each.parameters()) for each in blocks(handlers(module))), default=0
@@ -253,6 +265,7 @@ def _options(module: nn.Module, config: RunConfig, device: torch.device | str) -
         "precision": config.precision,
         "at_once": MATRICES.get(torch.device(device).type, 1),
         "local_models": config.clients if alone else 0,
+        "most": None if config.stream is None else bytes_of(config.stream),
     }
 
 
@@ -293,13 +306,14 @@ another machine
 
 
 def held(module: nn.Module, device: torch.device | str) -> int:
-    """Return how many bytes of a device a module's parameters take already.
+    """Return how many bytes of a device a module takes already; what lies in mapped files takes none.
 
     >>> held(nn.Linear(9, 100), "cpu")
     4000
     """
-    there = [each for each in module.parameters() if each.device.type == torch.device(device).type]
-    return sum(each.numel() * each.element_size() for each in there)
+    there = torch.device(device).type
+    tensors = (each for each in (*module.parameters(), *module.buffers()) if each.device.type == there)
+    return sum(each.nbytes for each in tensors if not is_mapped(each))
 
 
 def available(device: torch.device | str = "cpu") -> int | None:
@@ -338,20 +352,41 @@ def _free(device: torch.device | str) -> int | None:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_AVPHYS_PAGES" in names else None
 
 
-def check(parameters: int, copies: int, device: torch.device | str = "cpu") -> None:
-    """Refuse a model of which so many copies in float32 do not fit into memory: 1 to load it, 3 to train it.
+def check(parameters: int, copies: int, device: torch.device | str = "cpu", *, size: int = 4) -> None:
+    """Refuse a model of which so many copies do not fit into memory: 1 to load it, 3 to train it.
+
+    `size` is how many bytes a weight takes: 4 in float32, 2 in bf16, 1 if it is packed.
 
     >>> check(parameters=10**15, copies=3)
     Traceback (most recent call last):
     cyber0.errors.InvalidModel: 3 float32 copies of 1,000,000,000,000,000 parameters need 11,175,870.9 GiB, and ... \
 GiB are free on cpu: use a smaller model, an adapter as in sst2(adapter='lora'), or another machine
     """
-    need, free = 4 * parameters * copies, available(device)
+    need, free = size * parameters * copies, available(device)
     if free is not None and need > free:
+        kind = {4: "float32", 2: "bf16"}.get(size, "packed")
         raise InvalidModel(
-            f"{copies} float32 copies of {parameters:,} parameters need {readable(need)}, and {readable(free)} are "
+            f"{copies} {kind} copies of {parameters:,} parameters need {readable(need)}, and {readable(free)} are "
             f"free on {device}: use a smaller model, an adapter as in sst2(adapter='lora'), or another machine"
         )
+
+
+def bytes_of(text: str) -> int:
+    """Return how many bytes a text like 8GiB means.
+
+    >>> bytes_of("1.5 GiB"), bytes_of("300MB")
+    (1610612736, 300000000)
+    >>> bytes_of("a lot")
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: stream = 'a lot': write a number of bytes with its unit, as 8GiB or 500MB
+    """
+    match = re.fullmatch(r"([0-9.]+)\s*([KMGT])(i?)B", text.strip())
+    try:
+        if match is not None and (size := float(match[1])) > 0:
+            return int(size * (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2])))
+    except ValueError:  # no number
+        pass
+    raise InvalidConfig(f"stream = {text!r}: write a number of bytes with its unit, as 8GiB or 500MB")
 
 
 def readable(size: float) -> str:

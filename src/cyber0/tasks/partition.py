@@ -281,8 +281,11 @@ def _check_parts(parts: list[Indices], samples: int, clients: int) -> None:
         sizes = [len(part) for part in parts]
         raise InvalidData(f"the partition must give each of {clients} clients a sample: its parts have {sizes}")
     given = np.concatenate(parts)
+    if not 0 <= given.min() <= given.max() < samples:
+        wrong = given[(given < 0) | (given >= samples)][0]
+        raise InvalidData(f"the partition gives away sample {wrong}: the {samples} samples are numbered from 0 on")
     different = len(np.unique(given))
-    if len(given) != samples or different != samples or not 0 <= given.min() <= given.max() < samples:
+    if len(given) != samples or different != samples:
         raise InvalidData(
             f"the partition must give each of the {samples} samples to one client: it gives away {len(given)}, "
             f"{different} of them different"

@@ -18,6 +18,7 @@ from torch import nn
 
 from cyber0 import registry
 from cyber0.errors import InvalidConfig, InvalidUserCode
+from cyber0.layerwise.patched import in_float32
 from cyber0.layerwise.protocols import declare_layerwise
 from cyber0.tasks import TASKS, memory, models
 from cyber0.tasks.dataset import Dataset
@@ -168,7 +169,7 @@ def _try_out(task: Task, model: nn.Module) -> None:
     arrays = task.dataset.train_inputs[:TRIAL], task.dataset.train_labels[:TRIAL]
     inputs, targets = (torch.as_tensor(array).to(device) for array in arrays)
     given = f" (on inputs of shape {tuple(inputs.shape)}, {inputs.dtype})"
-    with torch.no_grad():
+    with torch.no_grad(), in_float32(model):
         with calling("model", model, given):
             outputs = model(inputs)
             _check_repeatable(model, inputs, outputs)
@@ -177,6 +178,11 @@ def _try_out(task: Task, model: nn.Module) -> None:
             _check_outputs(task.dataset, model, outputs, targets)
             values = losses.of(outputs, targets)
             _check_broadcast(losses, outputs, targets)
+            if values.isnan().all() and outputs.isfinite().all():
+                raise InvalidUserCode(
+                    f"loss {label_of(losses.given or losses.loss)} gave nan for all of {len(targets)} samples, whose "
+                    "outputs are finite: nothing can be learnt from it"
+                )
         else:
             with calling("losses", losses):
                 values: Any = losses(model, (inputs, targets))

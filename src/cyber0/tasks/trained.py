@@ -33,6 +33,8 @@ def choose(model: nn.Module, pattern: str) -> None:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+    if not names:
+        raise InvalidModel(f"model {type(model).__name__} has no parameters: there is nothing to train")
     trained = set[int]()
     for sign, part in _parts(pattern):
         found = _found(model, part, names)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,28 @@ from cyber0 import registry
 from cyber0.directions import DirectionKey, sample
 from cyber0.errors import InvalidModel
 from cyber0.extras import require
+from cyber0.layerwise.frozen import FrozenLinear, is_packed, pack_linears
 from cyber0.tasks.models import INITIAL_ROUND
+from cyber0.tasks.text import hub
+from cyber0.tasks.text.checkpoint import Checkpoint
 
-__all__ = ["ADAPTERS", "get_adapter", "lora", "merged"]
+__all__ = ["ADAPTERS", "get_adapter", "loader", "lora", "merged"]
 
 
 def lora(
-    model: Any, seed: int, *, rank: int = 8, alpha: float = 16.0, targets: str | tuple[str, ...] | None = None
+    model: Any,
+    seed: int,
+    *,
+    rank: int = 8,
+    alpha: float = 16.0,
+    targets: str | tuple[str, ...] | None = None,
+    bits: int | None = None,
 ) -> None:
     """Add low-rank adapters (Hu et al., 2022) to a model by peft: W + (alpha / rank) B A, with B zero at the start.
 
     A is drawn from the direction stream of the seed. `targets` are names of layers, or one name; by default those that
-    peft has for the architecture.
+    peft has for the architecture. With `bits`, 4 or 8, the weights of all linear layers are packed first; A and B are
+    float32 then, at any precision.
 
     >>> import tempfile
     >>> from cyber0.tasks.text import checkpoint, tiny
@@ -37,6 +48,8 @@ def lora(
     largest = max((min(each.shape) for each in model.parameters() if each.dim() == 2), default=1)
     if rank > largest:
         raise InvalidModel(f"lora(rank={rank:,}): the largest matrix of this model has rank {largest:,}, use less")
+    if bits is not None and not is_packed(model):
+        pack_linears(model, bits)
     layers = [targets] if isinstance(targets, str) else targets  # peft takes a bare string for a pattern
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=None if layers is None else list(layers))
     random: Any = torch.random
@@ -76,6 +89,30 @@ def get_adapter(name: str | Callable[..., None]) -> Callable[..., None]:
     return registry.resolve("adapter", name, ADAPTERS)
 
 
+def loader(found: Checkpoint, adapter: str | Callable[..., None] | None) -> Callable[[int], Any]:
+    """Return the function of a seed that loads a model and adds an adapter, if one is named, to it.
+
+    If the adapter packs the model's weights, this is done as they are read.
+
+    >>> import tempfile
+    >>> from cyber0.tasks.text import checkpoint, tiny
+    >>> found = checkpoint.get_checkpoint(str(tiny.model(tempfile.mkdtemp(), "llama")))
+    >>> loader(found, "lora(bits=4)")(0).model.layers[0].mlp.up_proj
+    PackedLinear(in_features=16, out_features=32, bias=False, bits=4, block=64)
+    """
+    adapt: Any = None if adapter is None else get_adapter(adapter)
+    bits = getattr(adapt, "keywords", {}).get("bits") if getattr(adapt, "func", None) is lora else None
+
+    def load(seed: int) -> Any:
+        with hub.ALONE:  # an adapter draws from torch's generator
+            whole = found.load(None if bits is None else partial(pack_linears, bits=bits))
+            if adapt is not None:
+                adapt(whole, seed)
+        return whole
+
+    return load
+
+
 def merged(model: Any) -> dict[str, torch.Tensor]:
     """Return a model's weights with its adapters added to them, under the names they have without adapters.
 
@@ -93,6 +130,12 @@ def merged(model: Any) -> dict[str, torch.Tensor]:
         for name, tensor in model.state_dict().items()
         if ".lora_" not in name
     }
+    for name, module in model.named_modules():
+        if isinstance(module, FrozenLinear):
+            plain = name.removesuffix(".base_layer")
+            for part in module.stored():
+                weights.pop(f"{plain}.{part}", None)
+            weights[f"{plain}.weight"] = module.weight
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and len(module.lora_A):
             for adapter in module.lora_A:

@@ -1,7 +1,7 @@
-"""A pretrained model and its tokenizer, by hub id or from a folder: safetensors only, float32, with a trained head."""
+"""A pretrained model and its tokenizer, by hub id or from a folder: safetensors only, with a trained head."""
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,9 @@ import torch
 
 from cyber0.errors import InvalidModel, UnknownName
 from cyber0.extras import require
+from cyber0.layerwise.mapped import release
 from cyber0.tasks import memory
+from cyber0.tasks.loading import PRECISION
 from cyber0.tasks.text.hub import ALONE, reached
 from cyber0.tasks.text.prompts import Kind
 
@@ -31,6 +33,7 @@ ENDS: dict[str, Kind] = {
     "ForConditionalGeneration": "seq2seq",
     "MTModel": "seq2seq",
 }
+TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
@@ -59,23 +62,57 @@ class Checkpoint:
         used = 2 if "roberta" in self.config.model_type else 0  # its positions count from 2
         return min(positions - used, self.tokenizer.model_max_length)
 
-    def load(self) -> Any:
-        """Return the transformers model on the CPU, in float32, without dropout, its output embeddings trained or tied.
+    def load(self, prepare: Callable[[Any], None] | None = None) -> Any:
+        """Return the transformers model on the CPU, without dropout, its output embeddings trained or tied.
 
-        Threads load one after another, because transformers unties every model of the process while it loads one.
+        Weights are mapped from the files as they are stored there, then converted one after the other to the precision
+        of `cyber0.tasks.loading`: float32, or bf16 for all but vectors. `prepare` is called in between, with the
+        mapped model. Threads load one after another, because transformers unties every model of the process while it
+        loads one.
         """
-        automatic = self._class()
-        memory.check(self.parameters(), copies=1)
-        options: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
-        random: Any = torch.random
-        with quiet(), _said(self.name), reached(self.name), random.fork_rng(devices=[]):
-            model, told = automatic.from_pretrained(self.name, **options)
+        wanted, stored = torch.bfloat16 if PRECISION.get() == "bf16" else torch.float32, self._stored()
+        if prepare is not None or stored != wanted:  # else it stays in its files
+            memory.check(self.parameters(), copies=1, size=wanted.itemsize if prepare is None else 1)
+        model, missing = self._mapped(stored)
+        if any(buffer.is_floating_point() and buffer.dtype != torch.float32 for buffer in model.buffers()):
+            model, missing = self._mapped(torch.float32)  # a buffer that is no weight would be rounded, too
         if model.main_input_name != "input_ids":
             raise InvalidModel(
                 f"{self.name} is a {type(model).__name__}, which reads {model.main_input_name}, no tokens"
             )
-        _check_head(model, self, {key for key in told["missing_keys"] if "pooler." not in key})
+        _check_head(model, self, {key for key in missing if "pooler." not in key})
+        _zero(model, missing)
+        if prepare is not None:
+            prepare(model)
+        _convert(model, wanted)
         return model.eval()
+
+    def _mapped(self, dtype: torch.dtype) -> tuple[Any, set[str]]:
+        """Return the model in a type, and the names of the weights that its files lack."""
+        automatic, random = self._class(), cast("Any", torch.random)
+        options: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
+        with quiet(), _said(self.name), reached(self.name), random.fork_rng(devices=[]):
+            model, told = automatic.from_pretrained(self.name, **options)
+        for config in (model.config, *(getattr(model.config, key) for key in model.config.sub_configs)):
+            config.dtype = torch.float32  # that of what is exported
+        return model, set(told["missing_keys"])
+
+    def _stored(self) -> torch.dtype:
+        """Return the one type that all numbers of its files have; float32 if there are several."""
+        safetensors: Any = require("safetensors", extra="train")
+        found: set[str] = set()
+        with quiet(), _said(self.name), reached(self.name):
+            for path in self._files():
+                with safetensors.safe_open(path, "pt") as file:
+                    found |= {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+        return TYPES.get("".join(found & TYPES.keys()), torch.float32)
+
+    def _files(self) -> list[Path]:
+        if Path(self.name).is_dir():
+            return sorted(Path(self.name).glob("*.safetensors"))
+        index: Any = self._json("model.safetensors.index.json")
+        names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
+        return [path for path in map(self._path, names) if path.is_file()]
 
     def parameters(self) -> int:
         """Return how many parameters it has, without loading them."""
@@ -104,13 +141,16 @@ class Checkpoint:
         )
 
     def _json(self, file: str) -> Any:
-        if Path(self.name).is_dir():
-            path = Path(self.name) / file
-        else:
-            quietly = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors")}
-            with reached(self.name):
-                path = Path(require("transformers.utils", extra="text").cached_file(self.name, file, **quietly) or "")
+        path = self._path(file)
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def _path(self, file: str) -> Path:
+        """Return where one of its files is; a folder if there is no such file."""
+        if Path(self.name).is_dir():
+            return Path(self.name) / file
+        quietly = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors")}
+        with reached(self.name):
+            return Path(require("transformers.utils", extra="text").cached_file(self.name, file, **quietly) or "")
 
 
 def get_checkpoint(name: str, head: str = "auto") -> Checkpoint:
@@ -219,6 +259,24 @@ def _check_head(model: Any, checkpoint: Checkpoint, missing: set[str]) -> None:
             f"{checkpoint.name} has no trained head as a {checkpoint.kind} model (it lacks {lacking}): "
             "use another model, or a head of its own, as in sst2(head='pooled')"
         )
+
+
+def _zero(model: Any, missing: set[str]) -> None:
+    """Set weights that the files lack to zero, which no score depends on: transformers draws them at random."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in missing and "pooler." in name:
+                parameter.zero_()
+
+
+def _convert(model: Any, dtype: torch.dtype) -> None:
+    """Convert weights one after the other: matrices to a type, vectors to float32."""
+    for parameter in model.parameters():
+        wanted = dtype if parameter.ndim > 1 else torch.float32
+        if parameter.dtype != wanted:
+            stored = parameter.data
+            parameter.data = stored.to(wanted)
+            release(stored)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cyber0.errors import InvalidModel
+from cyber0.layerwise.patched import in_float32
 from cyber0.tasks.text.heads import Head, restrict
 from cyber0.tasks.text.prompts import Kind
 from cyber0.tasks.text.seq2seq import teach_relative_bias
@@ -131,7 +132,7 @@ class Classifier(nn.Module):
         name = self.top_name
         if self.label_head.mask_id is not None:
             probe[:, 1] = self.label_head.mask_id
-        with torch.no_grad():
+        with torch.no_grad(), in_float32(self):
             self.__dict__["top_name"] = None
             own = self.scores(probe)
             if own.shape[-1] != self.label_head.classes:

@@ -24,7 +24,7 @@ from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.losses import OutputLoss
 from cyber0.tasks.meaning import digest
 from cyber0.tasks.task import Metric, Task
-from cyber0.tasks.text import adapters, checkpoint, hub, sources
+from cyber0.tasks.text import adapters, checkpoint, sources
 from cyber0.tasks.text.completer import Completer
 from cyber0.tasks.text.generation import generated_metric
 from cyber0.tasks.text.sources import Row
@@ -201,13 +201,5 @@ def _exact_match(outputs: torch.Tensor, counts: torch.Tensor) -> float:  # noqa:
 
 
 def _builder(found: checkpoint.Checkpoint, slots: int, adapter: str | None) -> Callable[[int], Completer]:
-    adapt = None if adapter is None else adapters.get_adapter(adapter)
-
-    def build(seed: int) -> Completer:
-        with hub.ALONE:  # an adapter draws from torch's generator
-            whole = found.load()
-            if adapt is not None:
-                adapt(whole, seed)
-        return Completer(whole, slots).eval()
-
-    return build
+    load = adapters.loader(found, adapter)
+    return lambda seed: Completer(load(seed), slots).eval()

@@ -20,7 +20,7 @@ from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.losses import OutputLoss
 from cyber0.tasks.meaning import digest
 from cyber0.tasks.task import Metric, Task
-from cyber0.tasks.text import adapters, checkpoint, hub, sources
+from cyber0.tasks.text import adapters, checkpoint, sources
 from cyber0.tasks.text.classifier import Classifier
 from cyber0.tasks.text.prompts import check_template, columns_of
 from cyber0.tasks.text.sources import Row
@@ -177,18 +177,10 @@ def _number(value: Any, options: Options, where: str) -> float:
 
 
 def _builder(found: checkpoint.Checkpoint, options: Options) -> Callable[[int], Classifier]:
-    adapt = None if options.adapter is None else adapters.get_adapter(options.adapter)
+    load = adapters.loader(found, options.adapter)
     pooling, normalise = _pooling(found, options)
     head = pooled_head(1, pooling, normalise, options.scale)
-
-    def build(seed: int) -> Classifier:
-        with hub.ALONE:  # an adapter draws from torch's generator
-            whole = found.load()
-            if adapt is not None:
-                adapt(whole, seed)
-        return Classifier(whole, head).eval()
-
-    return build
+    return lambda seed: Classifier(load(seed), head).eval()
 
 
 def _squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

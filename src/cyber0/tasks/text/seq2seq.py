@@ -8,6 +8,7 @@ from torch import nn
 
 from cyber0.errors import InvalidModel
 from cyber0.layerwise.modules import SignPair
+from cyber0.layerwise.patched import in_float32
 from cyber0.tasks.text.tokens import PAD
 
 __all__ = ["RelativeBias", "decoded", "logit_scale", "teach_relative_bias"]
@@ -43,7 +44,7 @@ def logit_scale(whole: Any) -> float:
     decoder, probe = whole.get_output_embeddings(), torch.tensor([[3, 5, 4, 6]])
     if not isinstance(decoder, nn.Linear):
         raise InvalidModel(f"the output embeddings are {type(decoder).__name__}, not Linear: use another model")
-    with torch.no_grad():
+    with torch.no_grad(), in_float32(whole):
         if whole.config.is_encoder_decoder:
             own = whole(input_ids=probe, decoder_input_ids=_shifted(whole, probe), use_cache=False).logits
             source = {"input_ids": probe, "attention_mask": torch.ones_like(probe)}

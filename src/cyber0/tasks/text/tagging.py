@@ -21,7 +21,7 @@ from cyber0.tasks.dataset import Dataset
 from cyber0.tasks.losses import OutputLoss
 from cyber0.tasks.meaning import digest
 from cyber0.tasks.task import Metric, Task
-from cyber0.tasks.text import adapters, checkpoint, hub, sources
+from cyber0.tasks.text import adapters, checkpoint, sources
 from cyber0.tasks.text.sources import Row
 from cyber0.tasks.text.tagger import Tagger
 from cyber0.tasks.text.tokens import PAD, describe_tokenizer, lengths, padded
@@ -193,16 +193,8 @@ def _wider(array: NDArray[Any], width: int, value: int) -> NDArray[Any]:
 
 
 def _builder(found: checkpoint.Checkpoint, options: Options) -> Callable[[int], Tagger]:
-    adapt = None if options.adapter is None else adapters.get_adapter(options.adapter)
-
-    def build(seed: int) -> Tagger:
-        with hub.ALONE:  # an adapter draws from torch's generator
-            whole = found.load()
-            if adapt is not None:
-                adapt(whole, seed)
-        return Tagger(whole, len(options.labels)).eval()
-
-    return build
+    load = adapters.loader(found, options.adapter)
+    return lambda seed: Tagger(load(seed), len(options.labels)).eval()
 
 
 def _mean_over_words(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -245,13 +245,10 @@ class _Reading:
 
     def builder(self, adapter: str | None) -> Callable[[int], Classifier | WordScorer]:
         """Return the function of a seed that builds the model."""
-        adapt, head = None if adapter is None else adapters.get_adapter(adapter), self.head
+        load, head = adapters.loader(self.found, adapter), self.head
 
         def build(seed: int) -> Classifier | WordScorer:
-            with hub.ALONE:  # an adapter draws from torch's generator
-                whole = self.found.load()
-                if adapt is not None:
-                    adapt(whole, seed)
+            whole = load(seed)
             return (WordScorer(whole, self.words, self.owners) if head is None else Classifier(whole, head)).eval()
 
         return build
