@@ -29,6 +29,7 @@ from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss, UnknownNam
 from cyber0.parameters import Parameters
 
 __all__ = [
+    "DOUBLE_UP_TO",
     "Losses",
     "Method",
     "call_with",

@@ -10,9 +10,15 @@ from typing import Any
 import torch
 
 from cyber0.config import Agreement, RunConfig
+from cyber0.errors import InvalidConfig
+from cyber0.layerwise.base import frozen_digest
+from cyber0.layerwise.frozen import is_streamed
 from cyber0.layerwise.measure import Measure, evaluation_model, in_precision, measure_of
+from cyber0.layerwise.stream import stream_linears
 from cyber0.parameters import Parameters
+from cyber0.protocol.identity import FROZEN
 from cyber0.tasks import memory
+from cyber0.tasks.loading import loading
 from cyber0.tasks.task import Task, build_model, make
 from cyber0.tasks.trained import choose
 
@@ -33,9 +39,20 @@ class Participant:
         """The model as it is evaluated: in the arithmetic that clients measure in."""
         return evaluation_model(self.measure, self.parameters, self.task.losses)
 
+    @property
+    def meaning(self) -> dict[str, str]:
+        """The digests of what decides the meaning of its labels, and of what it does not train, which are read anew."""
+        found = None if self.parameters.module is None else frozen_digest(self.parameters.module)
+        return {**self.task.meaning, **({} if found is None else {FROZEN: found})}
+
 
 def build_participant(
-    task: Task, agreement: Agreement, device: torch.device, *, simulated: RunConfig | None = None
+    task: Task,
+    agreement: Agreement,
+    device: torch.device,
+    *,
+    simulated: RunConfig | None = None,
+    stream: str | None = None,
 ) -> Participant:
     """Build the initial model of a run on a device; what does not fit into its memory is refused.
 
@@ -44,20 +61,35 @@ def build_participant(
         agreement: What the parties agreed on.
         device: Where the model is to be.
         simulated: The whole run, where all of its clients are simulated on this device; otherwise there is one.
+        stream: How much of the device's memory the weights that are not trained may take, as 8GiB; None: all of it.
 
     >>> from cyber0.tasks.task import mnist
     >>> build_participant(mnist(source="embedded"), Agreement(), torch.device("cpu")).parameters.size
     7850
 
     """
-    built = build_model(task, agreement.seed)
+    with loading(agreement.precision):
+        built = build_model(task, agreement.seed)
     choose(built, agreement.train)
     module: Any = in_precision(built, agreement.precision, agreement.mu)
     keys: dict[str, Any] = {key: getattr(agreement, key) for key in Agreement.model_fields}
-    alone = RunConfig(**keys, engine="sequential").model_copy(update={"clients": 1})
+    alone = RunConfig(**keys, engine="sequential", stream=stream).model_copy(update={"clients": 1})
     memory.check_run(module, simulated or alone, device, task.dataset)
-    module = module.to(device)
+    most = stream if simulated is None else simulated.stream
+    module = module.to(device) if most is None else _streamed(module, device, most)
     return Participant(task, Parameters.of(module), measure_of(module, agreement.precision), device)
+
+
+def _streamed(module: Any, device: torch.device, most: str) -> Any:
+    """Move a model to a device, but for what is brought there when it is needed."""
+    free = memory.available("cpu")
+    stream_linears(module, device, memory.bytes_of(most), None if free is None else free // 2)
+    if not is_streamed(module):
+        raise InvalidConfig(
+            f"stream = {most!r} is for weights that are not trained, and all linear layers of this model are: train an "
+            "adapter, as by task = \"sst2(adapter='lora')\", or a part, as by train = 'head'; or leave it out"
+        )
+    return module
 
 
 def load_task(

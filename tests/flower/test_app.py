@@ -1,5 +1,7 @@
 """The app that is written is a run's configuration; the federator in a ServerApp is as any other."""
 
+import json
+import logging
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +13,9 @@ from cyber0.config import Agreement, RunConfig
 from cyber0.errors import InvalidConfig, InvalidKeys, InvalidLedger, Refused, UnknownName
 from cyber0.flower.federator_thread import FederatorThread
 from cyber0.flower.run_config import read
+from cyber0.network.private_data import PrivacyOptions
+from cyber0.privacy.budget import Budget
+from cyber0.protocol.promise import Promise
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.verify import verify
 from cyber0.replay import base, rebuild
@@ -39,12 +44,12 @@ def invite(federator, name):
     return SessionInfo(federator.address, federator.authority, federator.tokens.issue(name), name)
 
 
-def play(federator, folder):
-    """Every client of the roster, in a thread each; their reports."""
+def play(federator, folder, **config):
+    """Every client of the roster, in a thread each; their reports. `config` is of some of them, by name."""
     own = {"state": str(folder / "state"), "device": "cpu", "source": "embedded", "deal": "iid"}
     roster = federator.settings.roster
     with ThreadPoolExecutor(len(roster)) as pool:
-        return list(pool.map(lambda name: run_session(invite(federator, name), own), roster))
+        return list(pool.map(lambda name: run_session(invite(federator, name), own | config.get(name, {})), roster))
 
 
 def test_sessions_are_the_sequential_simulation(tmp_path):
@@ -57,6 +62,55 @@ def test_sessions_are_the_sequential_simulation(tmp_path):
         assert rebuild(ledger, base(ledger.identity, None)[1]) == mark
         assert verify(ledger).findings == []
         assert ledger.identity.roster.names == ("ann", "bob", "cy")
+
+
+def test_a_node_with_epsilon_spends_the_budget_that_join_spends(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    private = {"epsilon": 8, "clip": 5.0, "dataset": "scans"}
+    with served(tmp_path, roster="ann,bob,cy") as federator:
+        reports = play(federator, tmp_path, bob=private)
+    assert len(set(reports)) == 1
+    lines = (tmp_path / "home" / "cyber0" / "budgets" / "scans.jsonl").read_text().splitlines()
+    charged = [entry["round"] for entry in map(json.loads, lines) if "run" in entry]
+    assert sorted(set(charged)) == list(range(6))
+    with File(tmp_path / "run.sqlite", read_only=True) as ledger:
+        [promise] = ledger.promises
+        assert promise.client == "bob"
+        assert Promise.from_bytes(promise.promise).clip == 5.0
+    joined = PrivacyOptions(8.0, dataset="scans")
+    assert joined.folder / "scans.jsonl" == tmp_path / "home" / "cyber0" / "budgets" / "scans.jsonl"
+
+
+def test_an_error_of_a_private_node_stays_in_its_log(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    options = PrivacyOptions(8.0, dataset="scans")
+    with Budget(options.folder, "scans", epsilon=8.0, delta=1e-5, samples=1500, digest="ab"):
+        pass
+    own = {"state": str(tmp_path / "state"), "device": "cpu", "source": "embedded", "deal": "iid"}
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        with served(tmp_path) as federator, pytest.raises(Refused, match=r"^this node has ended its session") as told:
+            run_session(invite(federator, "client-0"), own | {"epsilon": 8.0, "dataset": "scans"})
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert told.value.__cause__ is None
+    assert not any(digit in str(told.value) for digit in "0123456789")
+    assert "the data 'scans' have changed since their budget was opened: 1,500 samples then" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ({"epsilon": 0.0}, InvalidConfig, "epsilon = 0.0"),
+        ({"epsilon": "8"}, InvalidConfig, "epsilon = '8': it must be of type float"),
+        ({"epsilon": 8.0, "delta": 1.0}, InvalidConfig, "delta = 1"),
+        ({"clip": 5.0}, InvalidConfig, "clip = 5.0 is for private votes: give epsilon with it"),
+        ({"epsilom": 8.0}, UnknownName, "did you mean 'epsilon'"),
+    ],
+)
+def test_privacy_that_makes_no_sense_sends_nothing(keys, error, message):
+    with pytest.raises(error, match=message):
+        run_session(SessionInfo("127.0.0.1:1", b"", "", "ann"), keys)
 
 
 def test_an_old_token_and_a_guessed_one_are_refused(tmp_path):

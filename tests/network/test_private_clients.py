@@ -6,14 +6,18 @@ from dataclasses import replace
 import pytest
 from tests.network.parties import Parties, free_port, recipe
 from tests.network.test_commands import command
+from tests.network.two_faces import TwoFaces
 from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.config import Agreement
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network.local_model import LocalModel
-from cyber0.network.private_data import PrivacyOptions, check_terms
+from cyber0.network.private_data import PrivacyOptions, check_rounding, check_terms
+from cyber0.network.session import run_client
+from cyber0.network.store import Store
 from cyber0.privacy.accounting import Step, epsilon_of
+from cyber0.protocol.messages import RoundOpen
 from cyber0.protocol.promise import Promise, broken
 from cyber0.protocol.records import from_wire
 from cyber0.protocol.signing import encoded, new_key
@@ -73,7 +77,8 @@ def test_a_killed_client_votes_the_same_again_and_does_not_pay_twice(tmp_path):
     with Parties(tmp_path, config) as parties:
         parties.federator()
         for name in names:
-            parties.client(name, privacy=PrivacyOptions(50.0, folder, dataset=name))
+            private = {"privacy": PrivacyOptions(50.0, folder, dataset=name)} if name == "client-0" else {}
+            parties.client(name, **private)
         parties.listening()
         while not (folder / "client-0.jsonl").exists() or len(charged(folder, "client-0")) < 3:
             parties.pause(0.02)
@@ -109,6 +114,49 @@ def test_votes_are_noised_with_secrets_and_cost_what_is_written(tmp_path):
     model.close()
 
 
+def test_a_lying_federator_gets_no_second_noise_for_a_round(tmp_path):
+    """Rounds that it opens again, rewinds or forks: a private client sends what it has stored, or nothing."""
+    name, budgets, store = "client-0", tmp_path / "budgets", tmp_path / "state"
+    local, _ = private_model(budgets)
+    local.promise(bytes(32))
+    world = TwoFaces(3, 1, rounds=20, scalars=4)
+    world.root.votes.pop(name)
+
+    def rounds():
+        return [line["round"] for line in charged(budgets, "data")]
+
+    def start():
+        world.members[name] = member = world.member(name, 0, store=Store(store))
+        member.model.vote = local.vote
+        return member
+
+    member = start()
+    for _ in range(2):  # a new stream each; a vote on one link that differs from an earlier one fails `world.cast`
+        member.hello()
+        world.deliver(name, [world.welcome(), RoundOpen(0), RoundOpen(0)])
+        world.deliver(name, [RoundOpen(0)])
+    assert rounds() == [0]
+    node = world.decide(world.root, world.settings.roster)
+    for each in world.members:
+        world.show(each, node)
+    world.deliver(name, [RoundOpen(1), RoundOpen(0)])
+    assert rounds() == [0, 1]
+    world.replay(name, node)  # from the beginning: it votes as before
+    assert (member.commits, world.stopped, rounds()) == (1, {}, [0, 1])
+    world.replay(name, world.root)  # back to a round that it has voted in
+    other = world.decide(world.root, ["client-0", "client-1", "client-3"], {"client-3": -9.0})
+    assert other.decision.scalars != node.decision.scalars
+    world.replay(name, other)  # another history
+    assert "it shows two histories of one run" in str(world.stopped.pop(name))
+    member.store.close()
+    start()
+    world.replay(name, other)  # and after a restart
+    assert world.stopped.pop(name)
+    assert (name in other.votes, rounds()) == (False, [0, 1])
+    world.members[name].store.close()
+    local.close()
+
+
 def test_a_spent_budget_ends_votes_and_not_the_client(tmp_path):
     model, said = private_model(tmp_path, epsilon=0.5)
     model.promise(bytes(32))
@@ -126,6 +174,18 @@ def test_a_spent_budget_ends_votes_and_not_the_client(tmp_path):
     again.close()
 
 
+def test_a_second_name_for_the_same_data_is_refused_and_no_privacy_for_them_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = PrivacyOptions(8.0).folder
+    private_model(folder, dataset="scans")[0].close()
+    with pytest.raises(InvalidConfig, match="dataset = 'fresh': these data are those of 'scans'"):
+        private_model(folder, dataset="fresh")
+    for place, warned in ((0, ["these data have a privacy budget, as 'scans'"]), (1, [])):
+        said = []
+        LocalModel(Agreement(clients=3, byzantine=1), place, mnist(source="embedded"), "cpu", "iid", None, said.append)
+        assert [text[:44] for text in said] == warned
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -139,6 +199,17 @@ def test_a_spent_budget_ends_votes_and_not_the_client(tmp_path):
 def test_bad_budgets_are_sentences(tmp_path, options, text):
     with pytest.raises(InvalidConfig, match=text):
         private_model(tmp_path, **options)
+
+
+def test_terms_by_which_slopes_are_rounding_are_refused(tmp_path):
+    with pytest.raises(Refused, match=r"mu = 1e-14, .* needs a mu of at least 1e-13"):
+        private_model(tmp_path, agreement={"mu": 1e-14})
+    assert list(tmp_path.iterdir()) == []
+    check_rounding(Agreement(mu=1e-3, family="gaussian"), 10**9, double=False)
+    check_rounding(Agreement(mu=0.0), 10**9, double=False)
+    for terms in ({"mu": 1e-4}, {"mu": 1e-7, "family": "gaussian"}, {"precision": "mixed", "family": "gaussian"}):
+        with pytest.raises(Refused, match="tells who else is in a batch"):
+            check_rounding(Agreement(**terms), 10**9, double=False)
 
 
 def test_terms_may_ask_for_a_minimum(tmp_path):
@@ -172,3 +243,8 @@ def test_bad_options_of_join_are_sentences(options, text):
     out, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert text in " ".join(out.split())
+
+
+def test_evaluations_are_not_private(tmp_path):
+    with pytest.raises(InvalidConfig, match="evaluates = True tells what the privacy budget does not cover"):
+        run_client("127.0.0.1:1", "ann", evaluates=True, privacy=PrivacyOptions(1.0, tmp_path), give_up=0.1)

@@ -1,15 +1,19 @@
 """A budget is spent once: whatever crashes, restarts or runs beside it."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from cyber0.errors import InvalidConfig
+from cyber0.files import lock_file, lock_folder
 from cyber0.privacy.accounting import Step, epsilon_of
 from cyber0.privacy.budget import Budget, data_digest
 
@@ -63,8 +67,51 @@ def test_a_line_that_a_crash_cut_short_is_dropped_and_damage_is_refused(tmp_path
 def test_one_process_holds_a_budget_at_a_time(tmp_path):
     with opened(tmp_path), pytest.raises(InvalidConfig, match="in use by another client"):
         opened(tmp_path)
-    with opened(tmp_path), opened(tmp_path, "others"):
+    with opened(tmp_path), opened(tmp_path, "others", digest="cd"):
         pass
+
+
+def test_the_same_data_have_one_budget_under_whatever_name(tmp_path):
+    with opened(tmp_path) as budget:
+        budget.charge("run", 0, STEP, 1)
+    with opened(tmp_path, digest="cd", accept_changed=True), opened(tmp_path, "others", digest="ef"):
+        pass
+    for digest in ("ab", "cd"):  # what they are now, and what they were
+        for name, accept in (("again", False), ("others", True)):
+            with pytest.raises(InvalidConfig, match=r"those of 'scans', .*: say --dataset scans; nothing is sent"):
+                opened(tmp_path, name, digest=digest, accept_changed=accept)
+    with opened(tmp_path, digest="cd"), opened(tmp_path, "others", digest="ef"):
+        pass
+
+
+def test_a_second_name_waits_until_the_first_is_written(tmp_path):
+    with opened(tmp_path / "elsewhere"):
+        written = (tmp_path / "elsewhere" / "scans.jsonl").read_bytes()
+    outcome = []
+
+    def open_again():
+        with pytest.raises(InvalidConfig, match="these data are those of 'scans'"):
+            opened(tmp_path, "again")
+        outcome.append("refused")
+
+    with lock_file(tmp_path / ".lock", AssertionError):  # somebody else opens the same data
+        second = threading.Thread(target=open_again)
+        second.start()
+        second.join(timeout=0.3)
+        assert second.is_alive()
+        (tmp_path / "scans.jsonl").write_bytes(written)
+    second.join()
+    assert outcome == ["refused"]
+
+
+def test_a_folder_that_cannot_be_locked_is_refused(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(InvalidConfig, match=f"{tmp_path} cannot be locked, .* XDG_STATE_HOME .*; nothing is sent"):
+        opened(tmp_path)
+    lock_folder(tmp_path, "run").close()  # where less is at stake there is none
 
 
 def test_data_that_changed_are_refused_unless_that_is_accepted(tmp_path):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyber0.errors import InvalidConfig
+from cyber0.errors import InvalidConfig, InvalidEstimate
 from cyber0.privacy.client_steps import PrivateSteps, system_noise
 from cyber0.privacy.mechanism import LEVELS, Mechanism, grid_steps
 from cyber0.privacy.sampling import poisson_batch
@@ -63,6 +63,15 @@ def test_an_empty_batch_sends_noise_and_a_large_one_is_cut_into_parts(samples):
     assert np.allclose(vote, samples / 64, rtol=1e-3)
     noisy = [PrivateSteps(mechanism, system_noise(mechanism)).vote(slopes, batch, 3, 1.0, 0, 0) for _ in range(2)]
     assert (noisy[0] != noisy[1]).all()
+
+
+def test_losses_that_are_not_one_for_each_sample_are_refused():
+    mechanism = Mechanism(clip=1.0, noise=1.0, batch=4.0)
+    steps = PrivateSteps(mechanism, without_noise)
+    batch = torch.ones(4, 3), torch.zeros(4)
+    for several in (torch.ones(8, 3), torch.ones(1, 3)):  # a loss of each half, and one of all
+        with pytest.raises(InvalidEstimate, match=f"gave {len(several)} losses for 4 samples"):
+            steps.vote(lambda _, several=several: several, batch, 3, 1.0, 0, 0)
 
 
 def test_noise_is_at_least_what_was_promised():

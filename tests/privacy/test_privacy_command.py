@@ -34,6 +34,7 @@ def test_one_way_and_the_other_way_round(tmp_path):
         (("--epsilon", "4", "--delta", "0.1"), "delta = 0.1: it must be above 0 and below 1 / samples = 0.01"),
         (("--epsilon", "0"), "epsilon = 0.0: it must be a number above 0"),
         (("--noise", "0"), "without noise nothing is private"),
+        (("--noise", "inf"), "noise = inf: it must be a number above 0"),
         (("--epsilon", "0.00001"), "epsilon = 1e-05 at delta = 1e-05: 400 steps cost more"),
     ],
 )

@@ -1,48 +1,65 @@
 """Data that a client keeps private: secret batches, noise of its own, a budget that is charged before each vote."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from cyber0.config import CLIP, DELTA, Agreement
 from cyber0.errors import InvalidConfig, Refused
-from cyber0.privacy.accounting import Step
-from cyber0.privacy.budget import Budget, data_digest
+from cyber0.extras import require
+from cyber0.files import state_directory
+from cyber0.network.log import Said
+from cyber0.privacy.accounting import Step, check_epsilon
+from cyber0.privacy.budget import Budget, budget_of, data_digest
 from cyber0.privacy.client_steps import PrivateSteps, system_noise
 from cyber0.privacy.mechanism import Mechanism
 from cyber0.privacy.sampling import poisson_batch, sampling_rate
 from cyber0.protocol.promise import Promise
 
-__all__ = ["PrivacyOptions", "PrivateData", "check_terms"]
+__all__ = ["PrivacyOptions", "PrivateData", "check_rounding", "check_terms", "warn_of_budget"]
 
 SPARE = (
     100  # one round in so many, and two more, are kept for crashes: a vote that was charged may not have been stored
 )
+ROUNDING = 0.1  # how much of a loss may be lost by rounding, over mu: measured, it moves the other samples by less
 SHOWN = 20  # times that a client says in a run what it has spent
 
 
 @dataclass(frozen=True, slots=True)
 class PrivacyOptions:
-    """What a client wants of its privacy.
+    """What a client wants of its privacy. What makes no sense is refused.
 
     Args:
         epsilon: The budget of its data set, for all runs together.
+        folder: Where budgets are kept: one for all ways to take part, since a data set has one budget.
         delta: Its delta.
         clip: The length to which each sample's slopes are clipped; that of the run's terms, if they have one.
         dataset: The name of the data set, to which the budget belongs.
-        folder: Where budgets are kept.
         accept_changed: Whether data that have changed may go on with what is left of their budget.
+
+    >>> PrivacyOptions(8.0, clip=0.0)
+    Traceback (most recent call last):
+    cyber0.errors.InvalidConfig: clip = 0: it must be a length above 0, as 1.0; with 0 only noise is sent
 
     """
 
     epsilon: float
-    folder: Path
+    folder: Path = field(default_factory=lambda: _budgets())
     delta: float = DELTA
     clip: float | None = None
     dataset: str = "data"
     accept_changed: bool = False
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        if not 0 < self.delta < 1:
+            raise InvalidConfig(f"delta = {self.delta:g}: it must be above 0, and below 1 / your samples")
+        if self.clip is not None and not self.clip > 0:
+            raise InvalidConfig(f"clip = {self.clip:g}: it must be a length above 0, as 1.0; with 0 only noise is sent")
+        require("dp_accounting", extra="privacy")
 
     def clip_of(self, agreement: Agreement) -> float:
         """Return the clip for a run: that of its terms, the client's own, or the default."""
@@ -63,6 +80,65 @@ def check_terms(agreement: Agreement, private: PrivacyOptions | None) -> None:
     if agreement.least_noise is not None and private is None:
         least = f"{agreement.least_noise:g}"
         raise Refused(f"this run asks every client for a noise multiplier of at least {least}: join with --epsilon")
+
+
+def check_rounding(agreement: Agreement, dimension: int, *, double: bool) -> None:
+    """Refuse terms by which the rounding of other samples' slopes, which depends on who is in the batch, would show.
+
+    A difference of two losses keeps their rounding, over 2 mu: with a tiny mu, or in bf16, a slope is rounding alone.
+
+    Args:
+        agreement: The run's.
+        dimension: How many weights are trained.
+        double: Whether losses are computed in float64.
+
+    >>> check_rounding(Agreement(), dimension=7850, double=True)
+    >>> check_rounding(Agreement(mu=1e-14), dimension=7850, double=True)
+    Traceback (most recent call last):
+    cyber0.errors.Refused: mu = 1e-14, family = 'sphere': slopes would be rounding, which tells who else is in a \
+batch, and noise does not cover that: a private client needs a mu of at least 1e-13
+
+    """
+    if agreement.precision != "float32":
+        raise Refused(
+            f"precision = {agreement.precision!r}: rounding in bf16 tells who else is in a batch, and noise does not "
+            "cover that: a private client needs precision = 'float32'"
+        )
+    length = math.sqrt(dimension) if agreement.family == "sphere" else 1.0
+    least = length * (2.0**-53 if double else 2.0**-24) / ROUNDING
+    if 0 < agreement.mu < least:
+        raise Refused(
+            f"mu = {agreement.mu:g}, family = {agreement.family!r}: slopes would be rounding, which tells who else is "
+            f"in a batch, and noise does not cover that: a private client needs a mu of at least {least:.0e}"
+        )
+
+
+def warn_of_budget(inputs: torch.Tensor, labels: torch.Tensor, notice: Callable[[str], None]) -> None:
+    """Warn who votes without privacy on data that have a budget on this machine."""
+    folder = _budgets()
+    if not any(folder.glob("*.jsonl")):  # nearly always: the data need not be read
+        return
+    try:
+        name = budget_of(folder, _digest(inputs, labels))
+    except (OSError, TypeError):  # budgets of somebody else, or data that no budget could be opened for
+        return
+    if name is not None:
+        notice(
+            Said(
+                f"these data have a privacy budget, as {name!r}, and this client votes without privacy: such votes "
+                f"are not counted, and void its promise; to keep it, stop now and join with --epsilon and "
+                f"--dataset {name}",
+                "warning",
+            )
+        )
+
+
+def _budgets() -> Path:
+    return state_directory() / "budgets"
+
+
+def _digest(inputs: torch.Tensor, labels: torch.Tensor) -> str:
+    return data_digest(part.cpu().numpy() for part in (inputs, labels))
 
 
 class PrivateData:
@@ -96,7 +172,7 @@ class PrivateData:
             epsilon=options.epsilon,
             delta=options.delta,
             samples=samples,
-            digest=data_digest(part.cpu().numpy() for part in (inputs, labels)),
+            digest=_digest(inputs, labels),
             accept_changed=options.accept_changed,
         )
         self.run, self.stopped, self._charged, self._shown = "", False, 0, 0

@@ -2,7 +2,8 @@
 
 A file for each data set: a line of JSON for every local step that was about to be released, of whatever run, written
 and synced before the step is measured. So neither a crash nor a second run spends the budget twice: what is on disk is
-never less than what has left. One process at a time holds a budget.
+never less than what has left. One process at a time holds a budget, and the same data have one: a second name for them
+is refused.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from cyber0.errors import InvalidConfig
 from cyber0.files import lock_file, make_folder, naming
 from cyber0.privacy.accounting import Step, check_delta, check_epsilon, epsilon_of, most_steps, noise_for
 
-__all__ = ["Budget", "data_digest"]
+__all__ = ["Budget", "budget_of", "data_digest"]
 
 VERSION = 1
 PERMITTED = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
@@ -39,6 +40,15 @@ def data_digest(arrays: Iterable[Any]) -> str:
         digest.update(f"{found.dtype} {found.shape} ".encode())
         digest.update(found.tobytes())
     return digest.hexdigest()
+
+
+def budget_of(folder: Path, digest: str, other_than: str = "") -> str | None:
+    """Return the name of a data set, other than one, whose budget was opened for these data; None if there is none."""
+    entry = f'"digest": {json.dumps(digest)}'.encode()
+    for path in sorted(folder.glob("*.jsonl")):
+        if path.stem != other_than and entry in path.read_bytes():
+            return path.stem
+    return None
 
 
 class Budget:
@@ -89,23 +99,23 @@ class Budget:
         self._most: dict[Step, int] = {}
         try:
             make_folder(folder)
-            self._lock = lock_file(
-                folder / f".{name}.lock",
-                lambda: InvalidConfig(f"the budget of {name!r} is in use by another client that has not ended"),
-            )
+            self._lock = _lock(folder, name)
             self.path.touch(mode=0o600)
             self._file: Any = self.path.open("r+b", buffering=0)
             _sync(folder)
         except OSError as error:
             raise InvalidConfig(f"the budget {self.path} cannot be used: {error.strerror}") from None
         try:
-            self._open(samples, digest, accept_changed)
+            with _lock(folder):  # one is opened at a time, so that two names for the same data see each other
+                self._open(samples, digest, accept_changed)
         except BaseException:
             self.close()
             raise
 
     def _open(self, samples: int, digest: str, accept_changed: bool) -> None:
         opened = self._read()
+        if opened is None or opened["digest"] != digest:
+            self._refuse_second_name(digest)
         ours = {"version": VERSION, "dataset": self.name, "epsilon": self.epsilon, "delta": self.delta}
         ours |= {"samples": samples, "digest": digest}
         if opened is not None and opened["digest"] != digest and not accept_changed:
@@ -116,6 +126,15 @@ class Budget:
             )
         if opened != ours:
             self._write({"opened": ours})
+
+    def _refuse_second_name(self, digest: str) -> None:
+        """Refuse data that another budget was opened for: under two names they would be spent twice."""
+        other = budget_of(self.path.parent, digest, other_than=self.name)
+        if other is not None:
+            raise InvalidConfig(
+                f"dataset = {self.name!r}: these data are those of {other!r}, whose budget is open, and have one "
+                f"budget under whatever name: say --dataset {other}; nothing is sent"
+            )
 
     def _read(self) -> dict[str, Any] | None:
         """Read the file, and return what it was opened with last. A line that a crash cut short has not counted yet."""
@@ -186,6 +205,19 @@ class Budget:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lock(folder: Path, name: str = "") -> Any:
+    """Lock the budget of a data set; without a name the folder, for which others are waited for."""
+    return lock_file(
+        folder / (f".{name}.lock" if name else ".lock"),
+        lambda: InvalidConfig(f"the budget of {name!r} is in use by another client that has not ended"),
+        unsupported=lambda: InvalidConfig(
+            f"the folder of budgets {folder} cannot be locked, and two clients could spend one budget: move it to a "
+            "local disk, and set XDG_STATE_HOME to the folder that holds cyber0/budgets there; nothing is sent"
+        ),
+        wait=not name,
+    )
 
 
 def _positive(value: Any) -> float:

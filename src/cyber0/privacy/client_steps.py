@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cyber0.errors import InvalidEstimate
 from cyber0.privacy.mechanism import Mechanism
 from cyber0.privacy.noise import RoundedGaussian
 
@@ -51,7 +52,13 @@ class PrivateSteps:
         total, (inputs, labels) = np.zeros(directions, dtype=np.int64), batch
         for first in range(0, len(labels), self.mechanism.part):
             part = slice(first, first + self.mechanism.part)
-            total += self.mechanism.total(slopes((inputs[part], labels[part])), unit)
+            found = slopes((inputs[part], labels[part]))
+            if found.shape != (len(labels[part]), directions):
+                raise InvalidEstimate(
+                    f"losses() gave {len(found)} losses for {len(labels[part])} samples: privacy needs one for each, "
+                    "or a sample could count more than once"
+                )
+            total += self.mechanism.total(found, unit)
         return self.mechanism.released(total, self.noise(round, epoch, directions), unit)
 
 
