@@ -5,7 +5,8 @@
 
 The federator is a process of its own, and its ledger is on disk. All clients are thin, real members with keys of their
 own, and share another process and one certificate. They share the machine, too, so what counts is the federator's CPU,
-not rounds a second. A client of 10,000 needs a descriptor on each side: `ulimit -n`.
+not rounds a second. A client of 10,000 needs a descriptor on each side: `ulimit -n`. Beside it stands what the least
+server costs that Python can be (`benchmarks.bare_server`), in the same minute.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.bare_server import bare
 from benchmarks.network import CONTEXT, federate
 from cyber0.config import RunConfig
 from cyber0.network import connect, keys
@@ -133,14 +135,17 @@ def measured(clients: int) -> Row:
             connect.ClientChannel = plain
         here.recv()
         process.join(60)
+    least, memory = bare(clients, max(3, VOTES // 4 // clients))
     (first, opened), (last, closed) = crowd.marks
     votes = (rounds - 2) * clients
     return {
         "clients": clients,
         "votes": votes,
         "federator's CPU per vote, us": (last - first) / votes * 1e6,
+        "bare server's CPU per vote, us": least,
         "rounds a second": (rounds - 2) / (closed - opened),
         "memory per client, kB": (crowd.held - crowd.before) / clients,
+        "bare server's memory per client, kB": memory,
         "bytes to join": sizes[0],
         "until the first round, s": opened - begin,
     }

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,11 @@ def test_a_unit_runs_a_command_that_is_understood(path):
     assert str(REFUSED) in service["RestartPreventExitStatus"].split()
     assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"  # all else is read-only
     assert (service["ProtectSystem"], service["User"]) == ("strict", "cyber0")
+
+
+def test_a_client_of_systemd_can_write_its_privacy_budget():
+    service = unit(DEPLOY / "systemd" / "cyber0-client@.service")["Service"]
+    assert f"XDG_STATE_HOME=/var/lib/{service['StateDirectory']}" in service["Environment"].split()
 
 
 def test_systemd_verifies_the_units(tmp_path):
@@ -100,6 +106,12 @@ def test_an_image_runs_as_an_ordinary_user_what_is_understood(stage):
     assert all((ROOT / word).exists() for word in copied)
     kept = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
     assert {f"!{word}" for word in copied} == {word for word in kept if word.startswith("!")}
+
+
+def test_a_client_of_an_image_can_join_with_epsilon():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = dict(what.split("=", 1) for step, what in steps("build-client") if step == "ARG" and "=" in what)
+    assert {"train", "privacy"} <= set(installed["EXTRAS"].split(",")) <= set(extras)
 
 
 def test_the_compose_file_is_a_federation():

@@ -98,7 +98,7 @@ def task():
 # Liars
 
 
-LIED_TO = {"clients": 5, "rounds": 40, "directions": 16, "batch": 32, "partition": "iid"}
+LIED_TO = {"clients": 5, "rounds": 28, "directions": 16, "batch": 32, "partition": "iid"}
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +118,11 @@ def test_a_liar_of_any_kind_costs_only_itself(task, lie, accuracy_without_lies):
     marks = {done[name].model.fingerprint() for name in list(done)[:4]}
     assert marks == {replayed(ledger)}
     assert verify(ledger).findings == []
-    assert ledger.head.rounds == 40
+    assert ledger.head.rounds == 28
     assert abs(done["client-0"].evaluation.accuracy - accuracy_without_lies) < 0.15
     told = {ballot.verdict for decision in ledger.decisions() for ballot in decision.ballots[:4]}
     assert told <= {"counted", "late"}
-    assert federator.tally.clients["client-0"].refused <= 40
+    assert federator.tally.clients["client-0"].refused <= 28
 
 
 def test_weights_that_went_wrong_are_built_anew(task):

@@ -1,11 +1,13 @@
 """Whoever connects and says nothing: clients join and vote all the same, in a process with few descriptors."""
 
 import asyncio
+import os
 import re
 import selectors
 import socket
 import ssl
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -142,3 +144,21 @@ def test_what_hangs_up_without_a_word_is_no_refusal(folder):
             return await asked
 
         assert asyncio.run(play()) is None
+
+
+def test_what_is_killed_after_the_handshake_has_refused_nobody(folder):
+    """A federator that is gone by then has not said what it thinks of the client's certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "keys/federator/cert.pem", folder / "keys/federator/key.pem")
+    context.set_alpn_protocols(PROTOCOLS)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            encrypted = context.wrap_socket(listening.accept()[0], server_side=True)
+            encrypted.recv(len(GREETING) + 1)
+            os.close(encrypted.detach())  # without a word of TLS, as the system closes it
+
+        with ThreadPoolExecutor() as threads:
+            served = threads.submit(serve)
+            assert refusal(f"127.0.0.1:{listening.getsockname()[1]}", folder / "alice") is None
+            served.result()

@@ -3,6 +3,7 @@
 from cyber0 import aggregation
 from cyber0.config import Agreement
 from cyber0.protocol.chain import Head
+from cyber0.protocol.counting import count
 from cyber0.protocol.events import (
     Arrived,
     ClientStream,
@@ -54,7 +55,9 @@ class Bench:
         self.state, self.effects, self.now = state, [], 0.0
 
     def __call__(self, event):
+        alone, taken = count(self.state, [event]) if isinstance(event, Received) else (self.state, 0)
         self.state, effects = step(self.state, event, self.now)
+        assert not taken or (alone, []) == (self.state, effects)
         self.effects += effects
         return effects
 

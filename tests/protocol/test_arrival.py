@@ -20,7 +20,7 @@ from cyber0.protocol.events import (
     Replay,
     Send,
 )
-from cyber0.protocol.identity import meaning_bytes, packed_layout
+from cyber0.protocol.identity import FROZEN, meaning_bytes, packed_layout
 from cyber0.protocol.machine import begin
 from cyber0.protocol.messages import Bye, Committed, Evaluation, RoundOpen, Welcome
 from cyber0.protocol.records import to_wire
@@ -267,6 +267,30 @@ def test_a_client_whose_labels_mean_something_else_is_refused_with_the_differenc
         "join with the same words as the others"
     )
     assert "dan" not in machine.state.present
+
+
+def test_a_client_with_other_frozen_weights_is_told_so():
+    ours, theirs = ({"prompt": "a" * 64, FROZEN: digit * 64} for digit in "bc")
+    machine = founding()
+    machine.come("ann", "bob", "cy", meaning=meaning_bytes(ours))
+    machine.come("dan", meaning=meaning_bytes(theirs))
+    assert machine.sent("dan", Bye)[0].reason == (
+        "its frozen weights are cccccccccccccccc: those of this run are bbbbbbbbbbbbbbbb; join with the same "
+        "pretrained weights, packed in the same way"
+    )
+    machine = founding()
+    machine.come("ann", "bob", "cy", meaning=meaning_bytes(ours))
+    machine.come("dan", meaning=meaning_bytes({"prompt": "a" * 64}))  # of a version that does not know the part
+    assert "its frozen weights are none" in machine.sent("dan", Bye)[0].reason
+
+
+def test_a_run_that_says_nothing_of_frozen_weights_welcomes_who_does():
+    """It was founded before they were part of the identity."""
+    machine = founding()
+    machine.come("ann", "bob", "cy", meaning=meaning_bytes({"prompt": "a" * 64}))
+    machine.come("dan", meaning=meaning_bytes({"prompt": "a" * 64, FROZEN: "c" * 64}))
+    assert not machine.sent("dan", Bye)
+    assert "dan" in machine.state.present
 
 
 def test_a_run_is_founded_on_the_meaning_that_a_majority_brings():

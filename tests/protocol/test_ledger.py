@@ -187,6 +187,22 @@ def test_a_second_federator_is_refused_and_readers_are_not(tmp_path):
         assert ledger.head.rounds > first
 
 
+def test_a_reader_that_comes_while_a_ledger_is_founded_finds_a_ledger(tmp_path, monkeypatch):
+    path, ask = tmp_path / "run.ledger", File._all
+    with File(path) as ledger:
+
+        def slowly(self, query, values=()):
+            answer = ask(self, query, values)
+            if "user_version" in query and not ledger.founded:
+                fill(ledger, identity(), 1)
+            return answer
+
+        monkeypatch.setattr(File, "_all", slowly)
+        with File(path, read_only=True) as reader:
+            assert ledger.head.rounds == 1
+            assert reader.head.rounds == 1
+
+
 def test_reading_leaves_nothing_beside_a_closed_ledger(tmp_path):
     path = tmp_path / "run.ledger"
     with File(path) as ledger:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address
+from typing import Never
 
 from cyber0.protocol.messages import VERSION
 
@@ -81,6 +82,13 @@ class Channel:
 
     """
 
+    __slots__ = (  # which take a fraction of the memory: there are thousands of channels
+        *("limit", "room", "sent", "waiting", "is_full", "is_ended", "is_over", "problem", "_socket", "_received"),
+        *("_ended", "_greeting", "_answers", "_greeted", "_foreign", "_answered", "_too_long", "_loop", "_fd"),
+        *("_items", "_rest", "_is_greeted", "_is_paused", "_is_writing", "_is_shut", "_is_deaf", "_beats"),
+        *("_heard", "_spoke", "_timer", "__weakref__"),
+    )
+
     def __init__(
         self,
         sock: socket.socket,
@@ -103,7 +111,7 @@ class Channel:
         self._foreign, self._answered, self._too_long = foreign, 0, too_long or self._lose
         self._loop = asyncio.get_running_loop()
         self._fd = sock.fileno()
-        self._items: deque[bytes | Iterator[bytes]] = deque()
+        self._items: deque[bytes | Iterator[bytes]] | None = None  # what waits to be written
         self._rest = bytearray()  # what was read of a message that is not whole
         self._is_greeted, self._is_paused, self._is_writing = False, False, False
         self._is_shut, self._is_deaf, self._beats = False, False, 0
@@ -125,7 +133,7 @@ class Channel:
     def put_all(self, parts: Iterable[bytes]) -> None:
         """Write messages, each of which is made only when its turn comes."""
         if not (self.is_ended or self.is_full):
-            self._items.append(iter(parts))
+            self._wait(iter(parts))
             self._flush()
 
     def end(self) -> None:
@@ -141,17 +149,25 @@ class Channel:
 
     def _write(self, frame: bytes) -> None:
         self._spoke = self._loop.time()
-        if not self._items and not self._is_writing and not self.is_over:
-            frame = frame[self._send(frame) :]
-        if not frame or self.is_over:
+        if not (self._items or self._is_writing or self.is_over):
+            sent = self._send(frame)
+            if sent == len(frame):
+                return
+            frame = frame[sent:]
+        if self.is_over:
             return
         if self.waiting + len(frame) > self.room:
             self.is_full = True
             self._lose("it reads too slowly")
             return
         self.waiting += len(frame)
-        self._items.append(frame)
+        self._wait(frame)
         self._want_to_write(True)
+
+    def _wait(self, item: bytes | Iterator[bytes]) -> None:
+        if self._items is None:
+            self._items = deque()
+        self._items.append(item)
 
     def _send(self, frame: bytes) -> int:
         """Return how many bytes of a frame could be written."""
@@ -164,24 +180,26 @@ class Channel:
             return 0
 
     def _flush(self) -> None:
-        left = PARTS
-        while self._items and not self.is_over and left:
-            item = self._items.popleft()
+        items, left = self._items, PARTS
+        while items and not self.is_over and left:
+            item = items.popleft()
             if not isinstance(item, bytes):
                 data = next(item, None)
                 if data is None:
                     continue
                 left -= 1
                 self.sent += len(data)
-                self._items.appendleft(item)
+                items.appendleft(item)
                 item = len(data).to_bytes(4, "big") + data
             else:
                 self.waiting -= len(item)
             rest = item[self._send(item) :]
             if rest and not self.is_over:
                 self.waiting += len(rest)
-                self._items.appendleft(rest)
+                items.appendleft(rest)
                 break
+        if not self._items:
+            self._items = None  # an empty one takes memory, too
         self._want_to_write(bool(self._items))
         if self.is_ended and not self._items and not self._is_shut and not self.is_over:
             self._is_shut = True
@@ -270,7 +288,9 @@ class Channel:
         rest[:] = after
         if self._answers:
             self._write(self._greeting)
-        if not self._greeted(bytes(line)):
+        is_welcome = self._greeted(bytes(line))
+        self._greeted = self._foreign = _never  # so that what they hold can be freed
+        if not is_welcome:
             self._is_deaf = True
             self.end()
             return False
@@ -318,7 +338,7 @@ class Channel:
         self.is_over = self.is_ended = True
         self.problem = self.problem or problem
         self._timer.cancel()
-        self._items.clear()
+        self._items = None
         self._rest.clear()  # a timer may keep this channel for some seconds
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
@@ -354,6 +374,10 @@ async def ready(sock: socket.socket, to: str = "read") -> None:
         await done
     finally:
         (loop.remove_reader if to == "read" else loop.remove_writer)(fd)
+
+
+def _never(_: bytes) -> Never:
+    raise AssertionError("a channel is greeted once")
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:

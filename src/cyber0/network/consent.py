@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.network.audits import detection
+from cyber0.printable import many
 from cyber0.protocol.codec import encode
 from cyber0.protocol.messages import Committed, Vote
 from cyber0.protocol.outline import Outline
@@ -199,7 +200,9 @@ def _cost(settings: Settings) -> str:
 
 def _decision(settings: Settings, own_code: bool) -> str:
     agreement, quorum = settings.agreement, _quorum(settings, own_code)
-    votes = "as many votes decide a round as the federator says" if quorum is None else f"{quorum} votes decide a round"
+    votes = "as many votes decide a round as the federator says"
+    if quorum is not None:
+        votes = f"{many(quorum, 'vote decides', 'votes decide')} a round"
     invited = agreement.invited_of(agreement.clients)
     drawn = "" if invited == agreement.clients else f", {invited} are invited to each round"
     return f"{agreement.rule}, of {agreement.clients:,} clients {agreement.byzantine:,} may lie{drawn}, {votes}"

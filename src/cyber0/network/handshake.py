@@ -67,8 +67,7 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, fold
     try:
         with context.wrap_socket(plain, server_hostname=host) as encrypted:
             encrypted.sendall(GREETING + b"\n")
-            if encrypted.recv(1):  # in TLS 1.3 a server looks at a client's certificate after the client is done
-                return None
+            encrypted.recv(1)  # in TLS 1.3 a server looks at a client's certificate after the client is done
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in OTHER_NAME:
             return (
@@ -87,7 +86,7 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, fold
             f"what answers at {address} does not speak TLS as a federator does: is the port right, and was the "
             "federator started with --tls?"
         )
-    return refused
+    return None  # also if it hung up: a server that refuses a certificate says so
 
 
 def _speaks_plainly(address: str, timeout: float = 5.0) -> bool:

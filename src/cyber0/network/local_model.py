@@ -12,9 +12,9 @@ from cyber0.client import Client
 from cyber0.config import Agreement
 from cyber0.directions.select import host
 from cyber0.errors import InvalidConfig, InvalidParameters
-from cyber0.estimate import full_precision
+from cyber0.estimate import DOUBLE_UP_TO, estimate, full_precision
 from cyber0.layerwise.measure import LayerwiseEstimate
-from cyber0.network.private_data import PrivacyOptions, PrivateData
+from cyber0.network.private_data import PrivacyOptions, PrivateData, check_rounding, warn_of_budget
 from cyber0.participant import build_participant, load_task
 from cyber0.plan import CommitSequence
 from cyber0.protocol.identity import base_digest, layout_bytes, meaning_bytes
@@ -37,7 +37,7 @@ class LocalModel:
     """The model of client number `place` of a run, and its data: all the training samples of its task.
 
     To try a federation out with one data set, `deal` names a partition: the client then trains on the share that this
-    deals to its place.
+    deals to its place. `stream` is as in `build_participant`.
 
     >>> from cyber0.tasks.task import mnist
     >>> model = LocalModel(Agreement(clients=3, byzantine=1, directions=4), place=0, task=mnist(source="embedded"))
@@ -54,21 +54,30 @@ class LocalModel:
         deal: str | None = None,
         privacy: PrivacyOptions | None = None,
         notice: Callable[[str], None] = lambda _: None,
+        stream: str | None = None,
     ) -> None:
         self.agreement, self.plan, self.task = agreement, agreement.plan, task or load_task(agreement)
-        self._participant = build_participant(self.task, agreement, devices.get_device(device))
+        self._participant = build_participant(self.task, agreement, devices.get_device(device), stream=stream)
         self.parameters = self._participant.parameters
         self.manifest = bytes.fromhex(self.parameters.manifest.digest)
         self.base = bytes.fromhex(base_digest(self.parameters))
         self.layout = layout_bytes(self.parameters.manifest)
-        self.meaning = meaning_bytes(self.task.meaning)
+        self.meaning = meaning_bytes(self._participant.meaning)
         self._initial = [flat.detach().clone() for _, flat in self.parameters]
         self._commits = CommitSequence(self.plan)
         self._batches = _Batches(self.task, agreement, place, self._participant.device, deal)
         self.private: PrivateData | None = None
-        if privacy is not None:
+        if privacy is None:
+            warn_of_budget(self._batches.inputs, self._batches.labels, notice)
+        else:
+            check_rounding(agreement, self.parameters.size, double=self._is_double)
             self.private = PrivateData(privacy, agreement, self._batches.inputs, self._batches.labels, notice)
         self._client = self._new_client()
+
+    @property
+    def _is_double(self) -> bool:
+        """Whether losses are computed in float64, as those of small models are."""
+        return self._participant.measure is estimate and self.parameters.size <= DOUBLE_UP_TO
 
     def _new_client(self) -> Client:
         measured = self.parameters, self.task.losses

@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -29,6 +29,7 @@ from cyber0.network.watch import Watch
 from cyber0.protocol.catching_up import catch_up
 from cyber0.protocol.chain import Seal, link_statement
 from cyber0.protocol.codec import decode_from_client, encode, size_limit
+from cyber0.protocol.counting import count
 from cyber0.protocol.events import (
     Adopt,
     Alarm,
@@ -72,7 +73,7 @@ from cyber0.protocol.pages import BallotPages
 from cyber0.protocol.records import from_wire
 from cyber0.protocol.roster import Change, changes_from, when
 from cyber0.protocol.settings import Settings
-from cyber0.protocol.signed import done_is_signed, vote_is_signed
+from cyber0.protocol.signed import Signatures, done_is_signed
 from cyber0.protocol.signing import PrivateKey, encoded, is_by, key_beside, new_key, sign
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.state import restored
@@ -81,6 +82,8 @@ __all__ = ["Federator", "when"]
 
 HELLO_BURST, HELLO_SECONDS = 20, 1.0  # at once, and until one more is answered
 AUDIT_BURST, AUDIT_SECONDS = 256, 0.001  # pages of ballots at once, and until one more is sent to a client
+Messages = list[tuple[Connection, FromClient]]
+
 PATIENCE = 5.0  # seconds of such pages that a client may have asked for
 
 
@@ -156,7 +159,10 @@ class Federator:
         self._signature = b""
         self._hellos = RateLimit(HELLO_BURST, HELLO_SECONDS)
         known = self.tally.clients
-        self.streams = Streams(self._limit, peer_name, certified, known, self._handle_all, self._ended, self.say)
+        self.streams = Streams(
+            *(self._limit, peer_name, certified, known, self._handle_all, self._ended, self.say),
+            awaited=lambda: len(self.state.waiting),
+        )
         self._alarm: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -249,18 +255,32 @@ class Federator:
 
     def _handle_all(self, inbox: list[tuple[Connection, bytes]]) -> None:
         """Handle messages: all are read, then the signatures of all votes are checked, then each has its effects."""
-        read = [(connection, self._read(connection, data)) for connection, data in inbox]
-        state = self.state
-        checked = [self._is_signed(connection, message) for connection, message in read]
-        for (connection, message), signed in zip(read, checked, strict=True):
-            if message is None or connection.outlet.is_ended:
-                continue
-            if self.state.head is not state.head or self.state.proposed is not state.proposed:  # keys may be others
-                signed = self._is_signed(connection, message)
-            try:
-                self._handle(connection, message, signed)
-            except RejectedMessage as error:
-                self.streams.dismiss(connection, Bye(str(error)))
+        read = [(connection, message) for connection, data in inbox if (message := self._read(connection, data))]
+        while read:
+            read = self._handle_first(read)
+
+    def _handle_first(self, read: Messages) -> Messages:
+        """Handle messages until links or keys may be others than those that votes were checked by; return the rest."""
+        state, signatures, at = self.state, Signatures(self.state), 0
+        votes = [self._vote(connection, message, signatures) for connection, message in read]
+        while at < len(read):
+            if self.state.head is not state.head or self.state.proposed is not state.proposed:
+                return read[at:]
+            if votes[at] is not None and not self.over.is_set():
+                self.state, taken = count(self.state, _votes_from(at, read, votes))
+                at += taken
+            if at < len(read):
+                self._handle(*read[at], votes[at])
+                at += 1
+        return []
+
+    def _vote(self, connection: Connection, message: FromClient, signatures: Signatures) -> Received | None:
+        """Return a vote of a client of the run as an event; None for any other message."""
+        stream = connection.stream
+        if stream is None or not isinstance(message, Vote) or connection.outlet.is_ended:
+            return None
+        digest = signatures.of(stream.client, message)
+        return Received(stream, message, bool(digest), digest)
 
     def _read(self, connection: Connection, data: bytes) -> FromClient | None:
         """Return a client's message; None if its stream is over, now or since before."""
@@ -278,16 +298,18 @@ class Federator:
             self.streams.dismiss(connection, Bye(str(error)))
             return None
 
-    def _is_signed(self, connection: Connection, message: FromClient | None) -> bool:
-        """Return whether a message is a vote that is signed by the client of its stream."""
-        if not isinstance(message, Vote) or connection.stream is None:
-            return False
-        return vote_is_signed(self.state, connection.stream.client, message)
+    def _handle(self, connection: Connection, message: FromClient, vote: Received | None) -> None:
+        if connection.outlet.is_ended:
+            return
+        try:
+            self._take(connection, message, vote)
+        except RejectedMessage as error:
+            self.streams.dismiss(connection, Bye(str(error)))
 
-    def _handle(self, connection: Connection, message: FromClient, signed: bool) -> None:
+    def _take(self, connection: Connection, message: FromClient, vote: Received | None) -> None:
         match message:
-            case Vote() if connection.stream is not None and self.state.is_current(connection.stream):
-                self._step(Received(connection.stream, message, signed))
+            case Vote() if vote is not None and self.state.is_current(vote.stream):
+                self._step(vote)
             case Ask():
                 self._ask(connection, message)
             case Hello():
@@ -577,6 +599,15 @@ class Federator:
             await asyncio.wait_for(self._deserted.wait(), self.settings.deadline)
         await asyncio.sleep(self.linger)
         self.stop(f"all {self.state.who.last} rounds are decided")
+
+
+def _votes_from(at: int, read: Messages, votes: list[Received | None]) -> Iterator[Received]:
+    """Yield votes, up to what is none or comes from a stream that is over."""
+    for place in range(at, len(read)):
+        vote = votes[place]
+        if vote is None or read[place][0].outlet.is_ended:
+            return
+        yield vote
 
 
 def _key_of(ledger: Ledger) -> PrivateKey:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 
-from cyber0.errors import InvalidEvidence, InvalidParameters, Refused, RejectedMessage, Unreachable
+from cyber0.errors import InvalidConfig, InvalidEvidence, InvalidParameters, Refused, RejectedMessage, Unreachable
 from cyber0.extras import require
 from cyber0.network.audits import Audits, Caught
 from cyber0.network.channel import Credentials
@@ -78,6 +78,7 @@ def run_client(
     source: str = "auto",
     model: str | None = None,
     device: str = "auto",
+    stream: str | None = None,
     state: Path | None = None,
     deal: str | None = None,
     index: int | None = None,
@@ -113,6 +114,7 @@ def run_client(
         source: Where the data come from, as for `cyber0 join`.
         model: The language model on this machine; by default as the run says.
         device: Where to compute.
+        stream: How much of the device's memory weights that are not trained may take, as 8GiB; by default all of it.
         state: A folder in which each run gets one of its own, by which a client continues after a crash.
         deal: A partition, such as "iid", to train on the share that it deals this client instead of on all data.
         index: Which share; by default that of the client's place on the roster.
@@ -139,6 +141,7 @@ def run_client(
     cyber0.errors.Unreachable: no federator answers at 127.0.0.1:1: ...
 
     """
+    _check_silence(privacy, evaluates=evaluates)
     held: list[Member] = []
     opened = ExitStack()  # the budget of its data
     allowed = limits or Limits()
@@ -161,7 +164,7 @@ def run_client(
         with memory.at_most(allowed.bytes):
             chosen = task or load_task(settings.agreement, data, source, model)
             place = settings.place if index is None else index
-            trained = LocalModel(settings.agreement, place, chosen, device, deal, privacy, say)
+            trained = LocalModel(settings.agreement, place, chosen, device, deal, privacy, say, stream)
         opened.callback(trained.close)
         terms_known = state_digest(settings, trained)
         promise = trained.promise(terms_known)
@@ -207,6 +210,11 @@ def _allot(threads: int | None) -> None:
     if threads is not None:
         limit_threads(threads)
         require("torch", extra="train").set_num_threads(threads)
+
+
+def _check_silence(privacy: Any, *, evaluates: bool) -> None:
+    if evaluates and privacy is not None:
+        raise InvalidConfig("evaluates = True tells what the privacy budget does not cover: leave one of them out")
 
 
 def _check_name(name: str, settings: Settings) -> None:

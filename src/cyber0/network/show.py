@@ -12,7 +12,7 @@ from rich.text import Text
 from cyber0.network.log import Form, Log, Said
 from cyber0.network.server import Federator
 from cyber0.network.watch import standing
-from cyber0.printable import printable
+from cyber0.printable import many, printable
 from cyber0.protocol.messages import Evaluation
 
 __all__ = ["Show", "showing", "table"]
@@ -48,7 +48,8 @@ class Show:
         """Show that a federator listens at an address."""
         self.federator = federator
         how = "with TLS" if secure else "without TLS: anybody can pretend to be any client"
-        self.log.say(f"listening at {address}, {how}; {federator.state.round} rounds are in the ledger")
+        rounds = many(federator.state.round, "round is", "rounds are")
+        self.log.say(f"listening at {address}, {how}; {rounds} in the ledger")
         self.log.say(federator.settings.finality(federator.state.who))
 
     def notice(self, text: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Protocol, cast
@@ -20,6 +21,9 @@ from cyber0.protocol.signing import PublicKey, encoded
 __all__ = ["Streams", "key_of"]
 
 MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
+
+FEW, MANY = 32, 64  # messages that came together, and that are waited for
+EACH, LONGEST = 1e-5, 0.01  # seconds that are waited for each of the latter, a small part of its work, and at most
 
 Inbox = list[tuple[Connection, bytes]]
 
@@ -43,6 +47,8 @@ class Streams:
             fraction of the time that it takes in between other work.
         ended: A function that is called with a stream that is over; what came from it is handled before.
         say: What is called with notices.
+        awaited: A function that returns how many messages are waited for. Where these are many, and few came together,
+            it is waited until more are there: each one that comes alone takes a turn of the loop.
 
     """
 
@@ -55,9 +61,10 @@ class Streams:
         handle: Callable[[Inbox], None],
         ended: Callable[[Connection], None],
         say: Say,
+        awaited: Callable[[], int] = lambda: 0,
     ) -> None:
         self.limit, self.peer_name, self.certified, self.known = limit, peer_name, certified, known
-        self._handle, self._ended, self._say = handle, ended, say
+        self._handle, self._ended, self._say, self._awaited = handle, ended, say, awaited
         self._open: dict[int, Connection] = {}
         self._of: dict[str, list[Connection]] = {}  # by client, as the transport has authenticated it
         self._inbox: Inbox = []
@@ -112,6 +119,8 @@ class Streams:
         if self._inbox:
             inbox, self._inbox = self._inbox, []
             self._handle(inbox)
+            if len(inbox) < FEW and (awaited := self._awaited()) > MANY:
+                time.sleep(min(awaited * EACH, LONGEST))
 
     def add(self, connection: Connection) -> None:
         """Count a stream among those that are open."""
@@ -131,24 +140,22 @@ class Streams:
 
     def _opened(self, sock: socket.socket, peer: Peer, number: int) -> None:
         """Take a connection whose handshake is done."""
-        connection: Connection
+        served = _Served(self, peer)
         outlet = Channel(
-            sock,
-            lambda data: self.receive(connection, data),
-            lambda: self.remove(connection),
+            *(sock, served.received, served.ended),
             limit=self.limit,
             room=max(ROOM, 4 * self.limit),
             answers=True,
-            greeted=lambda line: self._greeted(connection, peer, line),
+            greeted=served.greeted,
             foreign=answer,
-            too_long=lambda text: self.dismiss(connection, Bye(text)),
+            too_long=served.too_long,
         )
-        connection = Connection(number, outlet, peer.address)
+        connection = served.connection = Connection(number, outlet, peer.address)
         self.add(connection)
         if self._listener is not None:
             self._listener.watch(number, outlet.abort, lambda: not connection.has_spoken)
 
-    def _greeted(self, connection: Connection, peer: Peer, line: bytes) -> bool:
+    def greet(self, connection: Connection, peer: Peer, line: bytes) -> bool:
         """Learn who is there, and return whether it speaks this version."""
         greeting, _, token = line.rpartition(b" ") if line.count(b" ") > 1 else (line, b"", b"")
         if greeting != GREETING:
@@ -180,6 +187,30 @@ class Streams:
             self.dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
         for other in own[: -2 * MAX_STREAMS]:  # they were ended long ago
             other.outlet.abort()
+
+
+class _Served:
+    """What a channel tells of a stream. Its methods take less memory than as many functions within another."""
+
+    __slots__ = ("connection", "peer", "streams")
+
+    connection: Connection
+
+    def __init__(self, streams: Streams, peer: Peer) -> None:
+        self.streams, self.peer = streams, peer
+
+    def received(self, data: bytes) -> None:
+        self.streams.receive(self.connection, data)
+
+    def ended(self) -> None:
+        self.streams.remove(self.connection)
+
+    def greeted(self, line: bytes) -> bool:
+        peer, self.peer = self.peer, Peer("")  # with its certificate, which is not needed twice
+        return self.streams.greet(self.connection, peer, line)
+
+    def too_long(self, text: str) -> None:
+        self.streams.dismiss(self.connection, Bye(text))
 
 
 def key_of(certificate: bytes) -> bytes:

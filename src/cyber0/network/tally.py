@@ -13,7 +13,7 @@ __all__ = ["ClientTally", "Tally"]
 WINDOW = 5.0  # seconds over which a rate is taken
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ClientTally:
     """The verdicts on a client's votes, its bytes, its last evaluation and its final fingerprint."""
 

@@ -12,7 +12,7 @@ from immutables import Map
 from cyber0.protocol.messages import Vote
 from cyber0.protocol.records import Ballot, Verdict
 
-__all__ = ["Votes", "add_late", "admit", "differing", "set_apart"]
+__all__ = ["Votes", "add_late", "admit", "differing", "fault", "set_apart"]
 
 FEW = 128  # bytes of numbers that are looked at one by one: quicker than an array of them
 
@@ -62,7 +62,7 @@ def admit(votes: Votes, client: str, vote: Vote, length: int) -> Votes:
         return votes
     first = votes.counted.get(client)
     if first is None:
-        if reason := _fault(vote.scalars, length):
+        if reason := fault(vote.scalars, length):
             return _exclude(votes, client, _judged(client, "rejected", vote, length, reason))
         return _count(votes, client, vote)
     if first.values == vote.scalars:
@@ -129,7 +129,12 @@ def _judged(client: str, verdict: Verdict, vote: Vote, length: int, reason: str)
     return ballot if len(vote.scalars) == length else ballot.without_values()
 
 
-def _fault(scalars: bytes, length: int) -> str:
+def fault(scalars: bytes, length: int) -> str:
+    """Return what is wrong with the numbers of a vote; an empty text if nothing is.
+
+    >>> fault(bytes(4), length=4), fault(bytes(8), length=4)
+    ('', "2 scalars: this run's votes have 1")
+    """
     if len(scalars) != length:
         return f"{len(scalars) // 4} scalars: this run's votes have {length // 4}"
     if not _is_finite(scalars):

@@ -22,7 +22,7 @@ from cyber0.protocol.events import (
     Replay,
     Send,
 )
-from cyber0.protocol.identity import Identity, meaning_from, unpacked_layout
+from cyber0.protocol.identity import FROZEN, Identity, meaning_from, unlike, unpacked_layout
 from cyber0.protocol.messages import VERSION, Bye, Hello, RoundOpen, Welcome
 from cyber0.protocol.outline import Outline
 from cyber0.protocol.promise import broken, terms_digest
@@ -174,9 +174,15 @@ def _other_run(identity: Identity | None, hello: Hello) -> str:
 
 def _other_meaning(identity: Identity, hello: Hello) -> str:
     theirs, ours = meaning_from(hello.meaning), identity.meaning
-    parts = [part for part in sorted({*theirs, *ours}) if theirs.get(part) != ours.get(part)]
+    parts = unlike(theirs, ours)
     if not parts:
         return ""
+    if parts == [FROZEN]:
+        known = theirs.get(FROZEN, "none")[:16], ours[FROZEN][:16]
+        return (
+            f"its frozen weights are {known[0]}: those of this run are {known[1]}; join with the same pretrained "
+            "weights, packed in the same way"
+        )
     differ = [f"{part} {theirs.get(part, 'none')[:16]} instead of {ours.get(part, 'none')[:16]}" for part in parts]
     return f"its labels mean something else: {', '.join(differ)}; join with the same {', '.join(parts)} as the others"
 

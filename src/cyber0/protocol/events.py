@@ -49,16 +49,17 @@ class Arrived:
     head: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):  # which is made in a fraction of the time: for every vote
     """A client sent a vote, an evaluation, or commits that it was asked for.
 
-    `signed`: a vote is signed by its client, on the link of its round.
+    `signed`: a vote is signed by its client, on the link of its round. `digest` is the SHA-256 of its scalars, where it
+    is known.
     """
 
     stream: ClientStream
     message: Vote | Evaluation | Recalled
     signed: bool = True
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,7 @@ class Impatience:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send a message on a stream."""
 
     stream: ClientStream

@@ -24,6 +24,7 @@ from cyber0.protocol.records import Decision, from_wire
 from cyber0.protocol.roster import Roster, canonical
 
 __all__ = [
+    "FROZEN",
     "PROTOCOL",
     "Identity",
     "Parent",
@@ -33,10 +34,12 @@ __all__ = [
     "meaning_bytes",
     "meaning_from",
     "packed_layout",
+    "unlike",
     "unpacked_layout",
 ]
 
 PROTOCOL = 2
+FROZEN = "frozen weights"  # the part of a meaning that is a digest of what is not trained; older runs have none
 FIELDS = ("agreement", "base", "federator", "keep_votes", "manifest", "meaning", "protocol", "roster", "semantics")
 OLDER = (  # those of version 1, and of the first ledgers
     ("agreement", "base", "keep_votes", "layout", "manifest", "meaning", "protocol", "roster"),
@@ -100,7 +103,8 @@ class Identity:
         base: The digest of its initial weights.
         layout: The layout itself, if whoever founds the run knows it: a federator has no model, and may not.
         keep_votes: Whether the ledger keeps the values of votes; otherwise their digests.
-        meaning: A digest for each part of the task that decides what a label means: its words, its prompt, and so on.
+        meaning: A digest for each part of the task that decides what a label means: its words, its prompt, and so on;
+            and, where a model is not trained as a whole, of its frozen weights, buffers and packed bits.
         federator: The public key that signs every link of the chain; empty in a simulated run.
         protocol: The version of the protocol.
         semantics: The version of what rules compute, so that a rule whose bits change later stays what it was.
@@ -286,6 +290,18 @@ def layout_from(data: bytes) -> Manifest:
         if isinstance(error, InvalidIdentity):
             raise
         raise InvalidIdentity(f"layout: it must be a list of [name, shape, type]: {error}") from None
+
+
+def unlike(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    """Return the parts in which the meaning that somebody brings differs from that of a run.
+
+    A run that was founded before frozen weights were part of it says nothing about them.
+
+    >>> unlike({"words": "00", FROZEN: "11"}, {"words": "ff"}), unlike({"words": "00"}, {"words": "00", FROZEN: "11"})
+    (['words'], ['frozen weights'])
+    """
+    parts = sorted({*theirs, *ours} - ({FROZEN} - ours.keys()))
+    return [part for part in parts if theirs.get(part) != ours.get(part)]
 
 
 def meaning_bytes(meaning: Mapping[str, str]) -> bytes:

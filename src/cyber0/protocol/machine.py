@@ -9,6 +9,7 @@ A vote counts if its client has signed it on the link of its round. Changes of t
 round that is decided, and are in force from the second round after it on.
 """
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -270,11 +271,16 @@ def _compare(state: State) -> Transition:
 def _decision(state: State) -> tuple[Decision, Any]:
     """Return what the rule makes of the votes, in roster order, and its memory after that."""
     settings, roster, counted = state.settings, state.who, state.votes.counted
-    values = b"".join(counted[name].values or b"" for name in roster.names if name in counted)
+    own = [counted.get(name) for name in roster.names]
+    values = b"".join([ballot.values or b"" for ballot in own if ballot is not None])
     votes = np.frombuffer(values, dtype="<f4").reshape(len(counted), settings.plan.rows, -1).swapaxes(0, 1)
     scalars = decide(settings.rule, votes, roster.byzantine, state.memory)
     settings.plan.commit(state.round, scalars)  # refuses what no model could apply
-    ballots = (ballot for name in roster.names for ballot in state.votes.ballots(name))
+    ballots: Iterable[Ballot]
+    if state.votes.judged or state.votes.late:
+        ballots = (ballot for name in roster.names for ballot in state.votes.ballots(name))
+    else:
+        ballots = (ballot for ballot in own if ballot is not None)
     memory = aggregation.after(settings.rule, state.memory, scalars)
     return Decision(state.round, to_wire(scalars), tuple(ballots), state.proposed), memory
 

@@ -37,9 +37,17 @@ class Ballot:
     signature: bytes = b""
 
     @classmethod
-    def of(cls, client: str, verdict: Verdict, values: bytes, reason: str = "", signature: bytes = b"") -> "Ballot":
-        """Return a ballot with its values."""
-        return cls(client, verdict, values, hashlib.sha256(values).digest(), reason, signature)
+    def of(
+        cls,
+        client: str,
+        verdict: Verdict,
+        values: bytes,
+        reason: str = "",
+        signature: bytes = b"",
+        digest: bytes = b"",
+    ) -> "Ballot":
+        """Return a ballot with its values, whose digest may be known."""
+        return cls(client, verdict, values, digest or hashlib.sha256(values).digest(), reason, signature)
 
     def without_values(self) -> "Ballot":
         """Return the same ballot for a ledger that keeps no votes."""
@@ -79,10 +87,18 @@ def ballots_hash(ballots: Iterable[Ballot]) -> bytes:
     """Return the hash of all ballots of a round, with their signatures, as `cyber0.protocol.chain` has it."""
     ballots = tuple(ballots)
     parts = [b"cyber0 ballots 2\0", u64(len(ballots))]
+    judged: dict[tuple[str, str, int], tuple[bytes, bytes]] = {}  # what many have in common
     for ballot in ballots:
-        parts += (prefixed(ballot.client), prefixed(ballot.verdict), prefixed(ballot.reason), ballot.digest)
-        parts += (u64(len(ballot.signature)), ballot.signature)
+        name, what = ballot.client.encode(), (ballot.verdict, ballot.reason, len(ballot.signature))
+        if what not in judged:
+            judged[what] = _judged(*what)
+        verdict, length = judged[what]
+        parts += (u64(len(name)), name, verdict, ballot.digest, length, ballot.signature)
     return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _judged(verdict: str, reason: str, length: int) -> tuple[bytes, bytes]:
+    return prefixed(verdict) + prefixed(reason), u64(length)
 
 
 def u64(value: int) -> bytes:

@@ -5,7 +5,7 @@ A public key is written in few bytes: 33 for P-256 (its compressed point), 32 fo
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -154,11 +154,11 @@ def is_by(key: bytes, signature: bytes, statement: bytes) -> bool:
     if public is None or len(signature) != 64:
         return False
     try:
-        if isinstance(public, Ed25519PublicKey):
-            public.verify(signature, statement)
+        if len(key) == 32:
+            cast("Ed25519PublicKey", public).verify(signature, statement)
         else:
             r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:], "big")
-            public.verify(encode_dss_signature(r, s), statement, SCHEME)
+            cast("EllipticCurvePublicKey", public).verify(encode_dss_signature(r, s), statement, SCHEME)
     except InvalidSignature:
         return False
     return True

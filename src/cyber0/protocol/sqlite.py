@@ -75,7 +75,8 @@ class File:
                 self._lock = Lock(self.path)
             check_whole(self.path, self._lock)
             self._connection = connect(self.path, read_only=read_only)
-            self._check_schema()
+            with self._reading():  # of one instant: another process may be making its tables
+                self._check_schema()
             if not read_only:
                 for setting in ("journal_mode = WAL", f"synchronous = {synchronous}"):
                     self._connection.execute(f"PRAGMA {setting}")
@@ -422,6 +423,16 @@ class File:
             return self._connection.execute(query, values).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:  # which may have a damaged name in its text
             raise InvalidLedger(f"{self.path} is damaged or in use: {error}") from None
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        """Read the file as it is when the first query begins, whoever writes meanwhile."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     @contextmanager
     def _writing(self) -> Generator[None]:

@@ -10,6 +10,7 @@ from cryptography import x509
 
 from cyber0 import aggregation
 from cyber0.errors import Cyber0Error
+from cyber0.printable import many
 from cyber0.protocol.audit import Context, Wrong, check_aggregate, check_ballots, is_final, rule_of
 from cyber0.protocol.chain import Head, Seal, advance, done_statement, genesis, link_statement
 from cyber0.protocol.identity import Identity
@@ -52,7 +53,7 @@ class Report:
         if self.findings:
             return "NOT SOUND"
         if self.missing:
-            return f"commits proven, votes missing of {self.missing:,} rounds" if self.signed else "votes missing"
+            return f"commits proven, votes missing of {many(self.missing, 'round')}" if self.signed else "votes missing"
         if not self.authors:
             return "internally consistent, authors unproven"
         return f"sound: every number was said by its client, whose key is known by {self.authors}"
@@ -120,6 +121,7 @@ class _Checker:
         self.previous = b""
         self.rule = rule_of(self.identity, own_rule)
         self.memory = None if self.rule is None else aggregation.begin(self.rule)
+        self.remembers = self.rule is not None and isinstance(self.rule.rule, aggregation.RuleWithMemory)
 
     def check_rounds(self, watch: Callable[[int], None]) -> list[Head]:
         """Return the heads after 0, 1, ... rounds, up to the first round that is wrong."""
@@ -220,7 +222,7 @@ class _Checker:
 
     def _remember(self, scalars: bytes) -> None:
         """Give a rule with memory the round's commit, which is all that its memory may depend on."""
-        if self.rule is not None and isinstance(self.rule.rule, aggregation.RuleWithMemory):
+        if self.rule is not None and self.remembers:
             try:
                 self.memory = aggregation.after(self.rule, self.memory, from_wire(scalars, self.identity.plan.rows))
             except Cyber0Error as error:
@@ -335,8 +337,8 @@ def _check_promises(report: Report, ledger: Ledger, rosters: list[Roster]) -> No
     promised = ledger.promises
     report.findings += check_promises(promised, ledger.identity, [*rosters, rosters[-1].in_force()])
     if promised:
-        clients = len({each.client for each in promised})
-        report.notes.append(f"{clients} clients have signed promises of privacy; that they keep them cannot be checked")
+        clients = many(len({each.client for each in promised}), "client has", "clients have")
+        report.notes.append(f"{clients} signed promises of privacy; that they keep them cannot be checked")
 
 
 def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: list[Roster]) -> None:
@@ -361,7 +363,8 @@ def _check_reports(report: Report, ledger: Ledger, heads: list[Head], rosters: l
     for mark, clients in marks.items():
         if is_final(Context(identity, rosters[-1], b""), len(clients), of_all=True):
             report.final = len(heads) - 1
-            report.notes.append(f"{len(clients)} clients signed that they hold the weights {mark:016x} after it")
+            number = many(len(clients), "client")
+            report.notes.append(f"{number} signed that they hold the weights {mark:016x} after it")
 
 
 def _is_reported(said: Said, identity: Identity, head: Head, rosters: Iterable[Roster]) -> bool:
@@ -376,19 +379,21 @@ def _note(report: Report, ledger: Ledger, own_rule: bool) -> None:
     if identity.parent is not None:
         report.notes.append(f"{identity.parent.text}: it was made on purpose, by cyber0 ledger fork")
     if ledger.imported:
-        report.notes.append(f"{ledger.imported} rounds were imported without their votes")
+        report.notes.append(f"{many(ledger.imported, 'round was', 'rounds were')} imported without their votes")
     _note_lost(report)
     if unchecked and ":" in identity.agreement.rule and not own_rule:
         report.notes.append(
             f"the rule {identity.agreement.rule} is code, and was not run: say --own-rule if it is yours"
         )
     if unchecked:
-        report.notes.append(f"the aggregates of {unchecked} rounds were not checked: their votes' values are not here")
+        rounds = many(unchecked, "round")
+        report.notes.append(f"the aggregates of {rounds} were not checked: their votes' values are not here")
     if identity.protocol == 1 and report.signed is not None and report.signed < report.head.rounds:
-        report.notes.append(f"{report.head.rounds - report.signed} rounds came after the last signature")
+        report.notes.append(f"{many(report.head.rounds - report.signed, 'round')} came after the last signature")
     if identity.signs:
         rest = report.head.rounds - report.final
-        report.notes.append(f"{report.final:,} commits are final" + (f"; {rest:,} after them are not yet" * (rest > 0)))
+        later = f"; {many(rest, 'after them is', 'after them are')} not yet" if rest > 0 else ""
+        report.notes.append(f"{many(report.final, 'commit is', 'commits are')} final{later}")
     else:
         report.notes.append("its votes are not signed: who cast them is not proven")
     if report.authors:
@@ -401,6 +406,6 @@ def _note_lost(report: Report) -> None:
     stretches = [f"{first}" if first == last else f"{first} to {last}" for first, last in report.lost]
     number = sum(last - first + 1 for first, last in report.lost)
     report.notes.append(
-        f"the votes of {number:,} rounds are lost, and their commits were given back by clients: rounds "
+        f"the votes of {many(number, 'round')} are lost, and their commits were given back by clients: rounds "
         f"{', '.join(stretches)}"
     )
