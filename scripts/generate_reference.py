@@ -19,6 +19,14 @@ from cyber0.study.recipe import Recipe
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 LIMITS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
+TABLES = {  # names that keys of a run may have, and the page about them
+    "schedules": "schedules.md",
+    "step-rules": "schedules.md#normalised-steps",
+    "families": "stream.md",
+    "schemes": "local-epochs.md",
+    "engines": "simulate.md#engines-and-the-baseline",
+    "trackers": "track.md",
+}
 WORDS = {int: "an integer", float: "a number", str: "a text", bool: "`true` or `false`", list: "a list"}
 
 RULES = """# Rules
@@ -94,7 +102,9 @@ def _configuration() -> Iterator[str]:
     for title, part in parts.items():
         yield f"\n## {title}\n\n`cyber0.config.{part.__name__}`: {(part.__doc__ or '').partition('.')[0].strip()}.\n"
         yield _fields(part.model_fields)
-    yield "\n## Schedules\n\n[How they are defined](../schedules.md), to the bit.\n" + _table("schedules")
+    for kind, page in TABLES.items():
+        title = kind.replace("-", " ").capitalize()
+        yield f"\n## {title}\n\n[More about them](../{page}).\n" + _table(kind)
     yield "\n## A study\n\nThe keys of [a study's recipe](../study.md#a-recipe-of-your-own).\n"
     yield _fields(Recipe.model_fields)
 

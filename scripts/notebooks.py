@@ -1,18 +1,21 @@
 """Plays the notebooks of docs/notebooks/ and keeps what they print and draw; makes pages of the site of them.
 
 `python scripts/notebooks.py` plays all of them and keeps their outputs; with `--pages` it writes a page for each, as
-`make docs` does, which is not kept.
+`make docs` does, which is not kept; with `--address` it writes the address of the repository into their first cells.
 """
 
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "notebooks"
+PLACEHOLDER = "https://github.com/OWNER/cyber0"  # as long as pyproject.toml has no [project.urls] Repository
 TIMEOUT = 300  # seconds for a cell
 Notebook = dict[str, Any]
 
@@ -48,6 +51,17 @@ def play(paths: Iterable[Path], timeout: int = TIMEOUT, folder: Path | None = No
 def outputs(notebook: Notebook) -> list[str]:
     """Return all text that a notebook has printed; of a picture that there is one."""
     return [_shown(output) for cell in notebook["cells"] for output in cell.get("outputs", [])]
+
+
+def repository() -> str:
+    """Return the address of the repository: that of pyproject.toml, or one to be filled in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project.get("urls", {}).get("Repository", PLACEHOLDER)
+
+
+def addressed(text: str, address: str) -> str:
+    """Return a notebook's file, in which the first cell installs from this address."""
+    return re.sub(r'(REPOSITORY = \\")[^"\\]*', rf"\g<1>{address}", text)
 
 
 def pages() -> dict[str, str]:
@@ -88,7 +102,11 @@ def _joined(lines: Any) -> str:
 
 
 def main() -> None:
-    """Play the notebooks, or write their pages."""
+    """Play the notebooks, or write their pages, or the address."""
+    if "--address" in sys.argv:
+        for path in FOLDER.glob("*.ipynb"):
+            path.write_text(addressed(path.read_text(encoding="utf-8"), repository()), encoding="utf-8")
+        return
     if "--pages" in sys.argv:
         for name, text in pages().items():
             (FOLDER / name).write_text(text, encoding="utf-8")

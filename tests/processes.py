@@ -3,7 +3,8 @@
 `Popen` and `run` are used like those of `subprocess`, always with text, and with the arguments of `python`:
 `-m MODULE`, `-c CODE` or a script; `call` starts a process that calls a function. A command is a real process with an
 environment, a folder, pipes and an exit status of its own, and real signals reach it. A test about a fresh interpreter
-(what it imports, what is installed) starts one by `subprocess`. All workers of a test run share one server of commands.
+(what it imports, what is installed) starts one by `subprocess`. All workers of a test run share one server of commands,
+and are themselves forked from a process that has collected all tests, instead of importing torch and them once each.
 """
 
 import atexit
@@ -15,17 +16,18 @@ import os
 import pickle
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
@@ -42,17 +44,20 @@ LARGEST = 1 << 20  # bytes of a request
 class Popen:
     """A command that was started: as much of `subprocess.Popen` as the tests use."""
 
-    def __init__(self, arguments, *, stdout=None, stderr=None, cwd=None, env=None, start_new_session=False):
+    def __init__(
+        self, arguments, *, stdout=None, stderr=None, cwd=None, env=None, start_new_session=False, stdin=None, by=None
+    ):
         self.args, self.returncode = [os.fspath(word) for word in arguments], None
         folder, environment = os.fspath(cwd or Path.cwd()), dict(os.environ if env is None else env)
         self.stdout, out = _output(stdout, 1)
         self.stderr, err = (None, os.dup(out)) if stderr == subprocess.STDOUT else _output(stderr, 2)
+        into = os.open(os.devnull, os.O_RDONLY) if stdin is None else os.dup(stdin)
         self._news, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             request = json.dumps([self.args, folder, environment, start_new_session]).encode()
-            socket.send_fds(_server(), [request], [out, err, theirs.fileno()])
-        os.close(out)
-        os.close(err)
+            socket.send_fds(by or _server(), [request], [theirs.fileno(), into, out, err])
+        for descriptor in (into, out, err):
+            os.close(descriptor)
         self.pid = int(self._news.recv(64))
 
     def wait(self, timeout=None):
@@ -86,7 +91,7 @@ class Popen:
                 texts[number] = pipe.read()
 
         pipes = [(number, pipe) for number, pipe in enumerate((self.stdout, self.stderr)) if pipe]
-        readers = [Thread(target=read, args=each, daemon=True) for each in pipes]
+        readers = [threading.Thread(target=read, args=each, daemon=True) for each in pipes]
         for reader in readers:
             reader.start()
         for reader in readers:
@@ -140,16 +145,32 @@ def _output(wanted, inherited):
     return os.fdopen(ours), theirs
 
 
+def fork_workers(config, specs):
+    """Let workers of pytest-xdist be forked from one process that collects the tests; it lives as long as this one.
+
+    Only where each has one thread: what has started more of them cannot be forked.
+    """
+    if sys.platform == "linux" and os.environ.get("OMP_NUM_THREADS") == "1":
+        address = f"cyber0 workers {os.getpid()}"
+        _connect(f"\0{address}", *config.args)
+        for spec in specs:
+            spec.python = shlex.join([sys.executable, __file__, "--worker", address])
+
+
 @cache
 def _server():
-    """A connection to the process that starts commands for all workers; it ends when nobody is connected any longer."""
-    address = f"\0cyber0 tests {os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+    """A connection to the process that starts commands for all workers."""
+    return _connect(f"\0cyber0 tests {os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}")
+
+
+def _connect(address, *tests):
+    """A connection to a server of commands, after it has collected some tests; it ends when nobody is connected."""
     while True:
         started = None
         with _socket() as listener, suppress(OSError):  # another worker has started it
             listener.bind(address)
             listener.listen()
-            started = _start_server(listener)
+            started = _start_server(listener, tests)
         ours = _socket()
         with suppress(ConnectionError):
             ours.connect(address)
@@ -167,8 +188,8 @@ def _socket():
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def _start_server(listener):
-    command, passed = [sys.executable, __file__, str(listener.fileno())], [listener.fileno()]
+def _start_server(listener, tests):
+    command, passed = [sys.executable, __file__, str(listener.fileno()), *tests], [listener.fileno()]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=passed, cwd=ROOT)
     atexit.register(server.wait)
     return server
@@ -178,8 +199,13 @@ def preload():
     """Load modules into memory that commands share as long as none of them writes to it."""
     for name in PRELOAD:
         import_module(name)
-    gc.collect()
-    gc.freeze()
+
+
+def collect(tests):
+    """Import what is needed to collect some tests. What cannot be imported is tried again, and told, by each worker."""
+    import pytest
+
+    pytest.main(["--collect-only", "-n0", "-p", "no:cacheprovider", *tests])
 
 
 def serve(listener):
@@ -190,7 +216,7 @@ def serve(listener):
             if ready is listener:
                 workers.append(accept(listener))
                 continue
-            message, descriptors, *_ = socket.recv_fds(ready, LARGEST, 3)
+            message, descriptors, *_ = socket.recv_fds(ready, LARGEST, 4)
             reap()
             if not message:
                 workers.remove(ready)
@@ -217,14 +243,14 @@ def reap():
             pass
 
 
-def watch(request, out, err, news):
+def watch(request, news, *streams):
     """Start the command, tell its number and its exit status; return it in its own process."""
     pid = os.fork()
     if pid == 0:
         os.close(news)
-        return become(*request, out, err)
-    os.close(out)
-    os.close(err)
+        return become(*request, streams)
+    for stream in streams:
+        os.close(stream)
     with socket.socket(fileno=news) as told:
         told.send(str(pid).encode())
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -233,13 +259,14 @@ def watch(request, out, err, news):
     os._exit(0)
 
 
-def become(arguments, folder, environment, session, out, err):
+def become(arguments, folder, environment, session, streams):
     """Make this process what a new one would be."""
     if session:
         os.setsid()
-    for descriptor, number in ((out, 1), (err, 2)):
+    for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests are a background job
@@ -265,8 +292,33 @@ def execute(kind, *arguments):
         runpy.run_path(kind, run_name="__main__")
 
 
+def finish(*command):
+    """Run a command and end it, without freeing its memory first: that copies what it shares, for half a second."""
+    status = 0
+    try:
+        execute(*command)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        os._exit(status)
+    sys.exit(status)  # which says what could not be written
+
+
 if __name__ == "__main__":
-    preload()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run of tests ends it
+    if sys.argv[1] == "--worker":
+        address, *arguments = sys.argv[2:]
+        sys.exit(Popen(arguments[1:], stdin=0, by=_connect(f"\0{address}")).wait())  # without -u
+    gc.disable()
+    collect(sys.argv[2:]) if sys.argv[2:] else preload()
+    gc.freeze()
+    gc.enable()
     command = serve(socket.socket(fileno=int(sys.argv[1])))
     if command is not None:
-        execute(*command)
+        finish(*command)

@@ -3,6 +3,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests import processes
@@ -10,7 +11,11 @@ from typer.testing import CliRunner
 
 import cyber0
 from cyber0.cli import app, main
+from cyber0.cli.demo import CASES, _config
 from cyber0.cli.errors import keeping, report
+from cyber0.simulation import Simulation
+
+ROOT = Path(__file__).parents[1]
 
 
 def invoke(*arguments):
@@ -46,6 +51,25 @@ def test_the_demo_rebuilds_its_model_from_the_commits():
     assert result.exit_code == 0, result.output
     trained, rebuilt = re.findall(r"\b[0-9a-f]{16}\b", result.output)
     assert trained == rebuilt
+
+
+DEMO = {  # what README.md and docs/index.md say of `cyber0 demo`, and the losses after six of its 120 rounds
+    "nobody lies": ("no | `mean` | 87.1%", 1.7618315),
+    "liars, mean": ("the rule | `mean` | 10.0%", 2.1629454e10),
+    "liars, nnm+cwtm": ("the same | `nnm+cwtm` | 76.5%", 2.0339985),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_demo_is_the_one_that_the_readme_tells_of(case):
+    """If the losses have changed, so have the figures: play `cyber0 demo`, and write down what it shows."""
+    told, loss = DEMO[case]
+    for page in ("README.md", "docs/index.md"):
+        assert f"{told} | 30.7 kB |" in (ROOT / page).read_text(encoding="utf-8")
+    simulation = Simulation(_config(6, 40, *CASES[case]))
+    for _ in simulation.play():
+        pass
+    assert simulation.evaluate().loss == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_wrong_option_is_a_sentence():

@@ -14,10 +14,17 @@ from typer.testing import CliRunner
 from cyber0.aggregation import PREAGGREGATIONS, RULES
 from cyber0.attacks import ATTACKS
 from cyber0.cli import app
+from cyber0.cli.catalogue import ENGINES
 from cyber0.config import RunConfig
+from cyber0.directions.key import FAMILIES
 from cyber0.errors import UnknownName
+from cyber0.plan import SCHEMES
+from cyber0.schedule import PARTS
+from cyber0.step_rule import RULES as STEP_RULES
+from cyber0.study.recipe import shipped
 from cyber0.tasks import TASKS
 from cyber0.tasks.partition import PARTITIONS
+from cyber0.tracking import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -76,6 +83,21 @@ def test_links_lead_somewhere(page):
     assert [name for name in re.findall(r"^::: (\S+)", text, re.MULTILINE) if not exists(name)] == []
 
 
+def test_the_site_has_what_its_pages_link_to(tmp_path):
+    root, site = tmp_path / "root", tmp_path / "root" / "site"
+    for name in ("results/one/report.html", "docs/a.svg", "site/reference/page.html"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / "results/one/report.html").write_text("ours")
+    (root / "docs/a.svg").write_text("")
+    page = site / "reference" / "page.html"
+    links = ['href="../../results/one/report.html#table"', 'src="../a.svg"', 'href="../nowhere.html"', 'href="b.html"']
+    page.write_text(" ".join(links))
+    complete = runpy.run_path(str(ROOT / "scripts" / "complete_site.py"))["complete"]
+    assert complete(site, root) == [Path("results/one/report.html")]
+    assert page.read_text().split() == ['href="../results/one/report.html#table"', *links[1:]]
+    assert (site / "results/one/report.html").read_text() == "ours"
+
+
 @pytest.mark.parametrize(
     "line", ["[a](nowhere.md)", "[a](index.md#nowhere)", "![a](nowhere.png)", '<img src="no.svg">', "[a](#no)"]
 )
@@ -103,13 +125,15 @@ def test_the_menu_has_every_page():
         ("tasks", TASKS),
         ("partitions", PARTITIONS),
         ("configuration", RunConfig.model_fields),
+        ("configuration", [*PARTS, *STEP_RULES, *FAMILIES, *SCHEMES, *ENGINES, *TRACKERS]),
     ],
 )
 def test_the_reference_lists_every_name(name, known):
     rows = re.findall(r"^\| `([\w-]+)`", GENERATED[DOCS / "reference" / f"{name}.md"], re.MULTILINE)
     assert set(known) <= set(rows)
     listed = CliRunner().invoke(app, ["list"], env={"COLUMNS": "200"}).output
-    assert name == "configuration" or set(known) <= set(re.findall(r"[\w-]+", listed))
+    assert known is RunConfig.model_fields or set(known) <= set(re.findall(r"[\w-]+", listed))
+    assert set(shipped()) <= set(re.findall(r"[\w-]+", listed))
 
 
 @pytest.mark.parametrize(("key", "values"), [
@@ -132,7 +156,18 @@ def test_the_reference_has_every_command_and_its_options():
         assert set(re.findall(r"--[a-z][a-z-]+", options)) - {"--help"} <= set(re.findall(r"--[a-z][a-z-]+", section))
 
 
-@pytest.mark.parametrize(("key", "known"), [("rule", RULES), ("attack", ATTACKS), ("task", TASKS)])
+@pytest.mark.parametrize(("key", "known"), [
+    ("rule", [*RULES, *PREAGGREGATIONS]),
+    ("attack", ATTACKS),
+    ("task", TASKS),
+    ("partition", PARTITIONS),
+    ("schedule", PARTS),
+    ("step-rule", STEP_RULES),
+    ("family", FAMILIES),
+    ("scheme", SCHEMES),
+    ("engine", ENGINES),
+    ("track", TRACKERS),
+])  # fmt: skip
 def test_help_lists_every_name(key, known):
     shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "400"}).output
     line = next(line for line in shown.splitlines() if f"--{key} " in line)

@@ -5,6 +5,7 @@
 
 import asyncio
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 from google.protobuf.message import EncodeError
@@ -45,12 +46,12 @@ def no_error_of_ours(monkeypatch):
 
 
 def votes_need_no_signature(monkeypatch):
-    monkeypatch.setattr(server, "vote_is_signed", lambda *_: True)
+    monkeypatch.setattr(server.Signatures, "of", lambda _, __, vote: sha256(vote.scalars).digest())
 
 
 def unsigned_votes_count(monkeypatch):
     ask = machine._reason_to_reject
-    monkeypatch.setattr(machine, "_reason_to_reject", lambda s, event, vote: ask(s, replace(event, signed=True), vote))
+    monkeypatch.setattr(machine, "_reason_to_reject", lambda s, event, vote: ask(s, event._replace(signed=True), vote))
 
 
 def links_need_no_signature(monkeypatch):

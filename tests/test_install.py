@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 FEDERATOR = """
@@ -59,26 +61,40 @@ def test_a_federator_needs_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_an_install_without_a_compiler_works(tmp_path):
-    """With a C compiler that always fails: the install succeeds, and the directions are the same, slower."""
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir()
+def pip(command, folder, source, **environment):
+    """Let pip make something of a source tree, with what is installed here, and put it into a folder."""
+    where = {"install": "--target", "wheel": "--wheel-dir"}[command]
+    return run("-m", "pip", command, "-q", "--no-deps", "--no-build-isolation", where, folder, source, **environment)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """The source tree, without anything that was built in it."""
+    folder = tmp_path / "source"
     ignore = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT / "src", source / "src", ignore=ignore)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=ignore)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip = (
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--target",
-        str(target),
-        str(source),
-    )
-    done = run(*pip, CC="/bin/false")
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def test_a_wheel_is_built_of_the_source_distribution_and_gives_the_known_answer(source, tmp_path):
+    build = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=True)
+    done = pip("wheel", tmp_path, source / "dist" / done.stdout.split()[-1])
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    done = pip("install", tmp_path / "target", wheel)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "target").rglob("_*.so"))) == 2
+    done = run("-P", ROOT / "scripts" / "known_answer.py", PYTHONPATH=str(tmp_path / "target"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_install_without_a_compiler_works(source, tmp_path):
+    """With a C compiler that always fails: the install succeeds, and the directions are the same, slower."""
+    target = tmp_path / "target"
+    done = pip("install", target, source, CC="/bin/false")
     assert done.returncode == 0, done.stderr
     assert not list(target.rglob("*_stream*.so"))
     program = """

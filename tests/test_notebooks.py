@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def test_pictures_are_kept_and_the_first_cell_installs(path):
     title, install, *_ = kept["cells"]
     assert title["cell_type"] == "markdown"
     assert "%pip install" in "".join(install["source"])
+    assert f'REPOSITORY = "{script["repository"]()}"\n' in install["source"]  # python scripts/notebooks.py --address
     assert not any(output["output_type"] == "error" for cell in kept["cells"] for output in cell.get("outputs", []))
 
 
@@ -57,3 +59,14 @@ def test_a_page_has_code_outputs_and_pictures():
     assert "](data:image/png;base64," in page
     assert "(new-defence.md)" in page
     assert "[first-run.ipynb](first-run.ipynb)" in page
+
+
+def test_the_address_of_the_repository_is_in_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cited = re.search(r"^repository-code: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert (cited and cited[1]) == project.get("urls", {}).get("Repository")
+    for path in NOTEBOOKS:
+        moved = script["addressed"](path.read_text(encoding="utf-8"), "https://example.org/ours")
+        cell = "".join(json.loads(moved)["cells"][1]["source"])
+        assert 'REPOSITORY = "https://example.org/ours"\n' in cell
+        assert "OWNER" not in moved

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 from io import StringIO
@@ -11,6 +13,8 @@ from io import StringIO
 import numpy as np
 import pytest
 from rich.console import Console
+from tests import processes
+from tests.network.parties import free_port
 from typer.testing import CliRunner
 
 import cyber0
@@ -82,6 +86,13 @@ def test_a_study_logs_each_of_its_runs(tmp_path):
     folders = sorted((tmp_path / "logs" / "Two").iterdir())
     assert [folder.name.partition(" ")[0] for folder in folders] == ["cwtm_seed0", "mean_seed0"]
     assert [step for step, _ in tensorboard_of(folders[0])[0]["accuracy"]] == [0, 2, 4, 6]
+    (tmp_path / "file").write_text("")
+    said = Console(file=StringIO(), width=300)
+    with _Display(said, recipe, [f"tensorboard(logs={str(tmp_path / 'file')!r})"]) as watch:  # which stops no study
+        watch.begin([[job] for job in jobs], 0)
+        for number, job in enumerate(jobs):
+            watch.end(number, play([job], lambda _: None))
+    assert said.file.getvalue().count("tracker cyber0.tracking.TensorBoard raised") == 1
     command = ["study", "quick", "--out", str(tmp_path / "out"), "--track", "wandbb"]
     with pytest.raises(UnknownName, match="unknown tracker 'wandbb'"):
         CliRunner().invoke(app, command, catch_exceptions=False)
@@ -142,6 +153,103 @@ def in_a_process(tmp_path, name, **environment):
         )
         assert done.returncode == 0, done.stderr
     return cyber0.open_run(tmp_path / "run")
+
+
+def wandb_of(folder):
+    """Return the rounds of every measure, by run, of W&B's own files, which are logs in the form of LevelDB's."""
+    records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    found = {}
+    for file in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
+        log, at, whole, name = file.read_bytes(), 7, b"", ""
+        while at + 7 <= len(log):
+            if (left := 32768 - at % 32768) < 7:
+                at += left
+                continue
+            _, size, kind = struct.unpack("<IHB", log[at : at + 7])
+            whole, at = whole + log[at + 7 : at + 7 + size], at + 7 + size
+            if kind in (1, 4):
+                record, whole = records.Record.FromString(whole), b""
+                name = record.run.display_name or name
+                row = {
+                    each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in record.history.item
+                }
+                for key in row:
+                    step = row.get(f"{key.rpartition('/')[0]}/round", row.get("_step"))
+                    found.setdefault(name, {}).setdefault(key, []).append(step)
+    return found
+
+
+def mlflow_of(folder):
+    client = pytest.importorskip("mlflow").MlflowClient(f"file://{folder / 'store'}")
+    runs = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    return {
+        run.info.run_name: {
+            key: [each.step for each in client.get_metric_history(run.info.run_id, key)] for key in run.data.metrics
+        }
+        for run in runs
+    }
+
+
+def trackio_of(folder):
+    found = {}
+    (file,) = (folder / "trackio").glob("mine*.db")
+    with sqlite3.connect(file) as database:
+        for name, step, metrics in database.execute("select run_name, step, metrics from metrics"):
+            for key in json.loads(metrics):
+                found.setdefault(name[:-20], {}).setdefault(key, []).append(step)  # its name ends with a time
+    return found
+
+
+READERS = {"wandb": wandb_of, "mlflow": mlflow_of, "trackio": trackio_of}
+
+
+def tracked(name, folder, *command):
+    """Start a command with a tracker that is offline and keeps everything in a folder."""
+    pytest.importorskip(name)
+    offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_TRACKING_URI": f"file://{folder / 'store'}"}
+    offline |= {"MLFLOW_ALLOW_FILE_STORE": "true", "TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-m", "cyber0", *map(str, command), "--track", f"{name}(project='mine')"]
+    return subprocess.Popen(words, cwd=folder, env={**os.environ, **offline}, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_tracker_logs_a_study(name, tmp_path):
+    keys = {key: value for key, value in OPTIONS.items() if key != "rule"}
+    recipe = Recipe.of({"title": "Two", "seeds": 1, "base": keys, "axes": {"rule": ["mean", "cwtm"]}})
+    (tmp_path / "two.toml").write_text(recipe.to_toml())
+    study = tracked(name, tmp_path, "study", "two.toml", "--jobs", "1")
+    said, _ = study.communicate()
+    assert study.returncode == 0, said
+    found = READERS[name](tmp_path)
+    assert {run: measures["accuracy"] for run, measures in found.items()} == {
+        "mean_seed0": [0, 2, 4, 6],
+        "cwtm_seed0": [0, 2, 4, 6],
+    }
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_tracker_logs_a_federation_and_goes_on_with_it(name, tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    serve = ["serve", "--ledger", "run.ledger", "--listen", address]
+    agreed = ["--clients", 3, "--byzantine", 1, "--directions", 4, "--rounds", 60, "--evaluate-every", 5]
+    federator = tracked(name, tmp_path, *serve, *agreed)
+    next(line for line in federator.stdout if "listening at" in line)
+    join = ["join", address, "--source", "embedded", "--deal", "iid", "--device", "cpu", "--evaluate"]
+    quiet = {"cwd": tmp_path, "stdout": subprocess.DEVNULL}
+    clients = [
+        processes.Popen(["-m", "cyber0", *join, "--name", f"client-{number}", "--state", f"{number}"], **quiet)
+        for number in range(3)
+    ]
+    next(line for line in federator.stdout if "client-2 is here" in line)
+    federator.send_signal(signal.SIGTERM)
+    federator.communicate()
+    federator = tracked(name, tmp_path, *serve)
+    said, _ = federator.communicate()
+    assert federator.returncode == 0, said
+    assert [client.wait() for client in clients] == [0, 0, 0]
+    (measures,) = READERS[name](tmp_path).values()
+    assert {*range(5, 65, 5)} <= {*measures["clients/client-1/accuracy"]} <= {*range(0, 65, 5)}
+    assert {*measures["round/votes"]} == {*range(1, 61)}
 
 
 def test_wandb_offline(tmp_path):

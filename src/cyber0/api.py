@@ -124,7 +124,16 @@ def simulate(
                 "name use cyber0.run(cyber0.RunConfig(...))"
             )
     task = task_of(model, train, test, loss=loss, metrics=metrics, classes=classes, layerwise=layerwise)
-    clients = clients or (40 if task.dataset.shares is None else len(task.dataset.shares))
+    if task.dataset.shares is not None:
+        for key, value in {"partition": partition, "alpha": alpha}.items():
+            if value is not None:
+                raise InvalidConfig(
+                    f"{key} = {value!r}: train is a list with the data of each client, and nothing is dealt out: leave "
+                    f"{key} out, or give train as one data set"
+                )
+        partition = "natural"
+    if clients is None:
+        clients = 40 if task.dataset.shares is None else len(task.dataset.shares)
     given: dict[str, Any] = {
         "task": f"{getattr(model, '__module__', '__main__')}:{label_of(model).rpartition('.')[2]}",
         "clients": clients,

@@ -121,4 +121,10 @@ def _made(given: Any) -> Callback:
         raise InvalidUserCode(
             f"callback {shown!r}: give an object of a subclass of cyber0.Callback, or its name as package.module:object"
         )
+    for name in dir(type(found)):
+        if name.startswith(("after_", "before_", "on_")) and not hasattr(Callback, name):
+            raise InvalidUserCode(
+                f"callback {label_of(found)} has {name}, which nothing calls: a callback has before_run, after_round "
+                "and after_evaluation"
+            )
     return found

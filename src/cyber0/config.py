@@ -291,6 +291,10 @@ class MachineOptions(Options):
     actors: Positive | None = Field(
         default=None, description="How many Ray actors; one for each GPU or core if not given."
     )
+    stream: str | None = Field(
+        default=None,
+        description="Memory of the device for weights that are not trained, as 8GiB; the rest is brought when needed.",
+    )
     evaluate_every: Positive = Field(default=10, description="Rounds from one evaluation to the next.")
 
 
@@ -397,6 +401,8 @@ def _sentence(problem: Any) -> str:
     if not problem["loc"]:
         return problem["msg"].removeprefix("Value error, ")
     field = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "missing":
+        return f"{field} is missing: give it a value"
     return f"{field} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 

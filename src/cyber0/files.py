@@ -10,7 +10,7 @@ from typing import Any
 
 from cyber0.errors import InvalidConfig
 
-__all__ = ["draft_of", "lock_file", "lock_folder", "make_folder", "naming", "write_atomically"]
+__all__ = ["draft_of", "lock_file", "lock_folder", "make_folder", "naming", "state_directory", "write_atomically"]
 
 
 def write_atomically(path: Path, *parts: str | bytes | memoryview, mode: int = 0o666) -> None:
@@ -84,10 +84,18 @@ def make_folder(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, what, str(path)) from None
 
 
-def lock_file(path: Path, taken: Callable[[], Exception], mode: str = "w") -> Any:
+def lock_file(
+    path: Path,
+    taken: Callable[[], Exception],
+    mode: str = "w",
+    *,
+    unsupported: Callable[[], Exception] | None = None,
+    wait: bool = False,
+) -> Any:
     """Open a file and lock it for this process; the lock ends when the file is closed or the process ends.
 
-    If another process holds the lock, the error that `taken()` returns is raised.
+    If another process holds the lock, the error that `taken()` returns is raised; or with `wait` it is waited for.
+    Where a system or a file system has no locks there is none, unless `unsupported()` returns an error to raise.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / ".lock"
@@ -101,14 +109,14 @@ def lock_file(path: Path, taken: Callable[[], Exception], mode: str = "w") -> An
     try:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # no such locks on this system
-        pass
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise taken() from None
-    except OSError:  # no locks on this file system
-        pass
+    except (ImportError, OSError):  # no locks on this system, or on this file system
+        if unsupported is not None:
+            file.close()
+            raise unsupported() from None
     return file
 
 
@@ -128,3 +136,13 @@ def lock_folder(folder: Path, what: str) -> Any:
     return lock_file(
         folder / ".lock", lambda: InvalidConfig(f"{folder} is in use by another {what} that has not ended")
     )
+
+
+def state_directory() -> Path:
+    """Return the default folder of clients' state: `$XDG_STATE_HOME/cyber0`, or `~/.local/state/cyber0`.
+
+    >>> state_directory().name
+    'cyber0'
+    """
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".local" / "state") / "cyber0"

@@ -1,6 +1,6 @@
-"""Texts of others, made harmless for a terminal."""
+"""Texts of others, made harmless for a terminal; numbers of things in words."""
 
-__all__ = ["LONGEST", "printable"]
+__all__ = ["LONGEST", "many", "printable"]
 
 LONGEST = 4000  # characters of a text that are shown
 
@@ -27,3 +27,12 @@ def printable(text: object, *, lines: bool = False) -> str:
         each if each.isprintable() or (lines and each == "\n") else each.encode("unicode_escape").decode()
         for each in shown
     )
+
+
+def many(number: int, one: str, several: str = "") -> str:
+    """Return a number of things in words: of one, and of several, which otherwise has an s more.
+
+    >>> many(1, "round"), many(4000, "round"), many(0, "commit is", "commits are")
+    ('1 round', '4,000 rounds', '0 commits are')
+    """
+    return f"{number:,} {one}" if number == 1 else f"{number:,} {several or one + 's'}"

@@ -149,10 +149,13 @@ def count(done: int, total: int | None, unit: str) -> str:
 
     >>> count(1200, 4000, "rounds"), count(1_200_000, 9_900_000, "bytes"), count(7, None, "rounds")
     ('1,200 of 4,000 rounds', '1.2 of 9.9 MB', '7 rounds')
+    >>> count(1, 1, "rounds")
+    '1 of 1 round'
     """
     if unit == "bytes":
         return f"{done / 1e6:.1f} MB" if total is None else f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
-    return f"{done:,} {unit}" if total is None else f"{done:,} of {total:,} {unit}"
+    counted = unit.removesuffix("s") if (done if total is None else total) == 1 else unit
+    return f"{done:,} {counted}" if total is None else f"{done:,} of {total:,} {counted}"
 
 
 def duration(seconds: float) -> str:

@@ -68,14 +68,14 @@ class Tracker(Callback, ABC):
         """Begin a run of the tracker, or go on with the one that the folder remembers."""
         simulated = hasattr(run, "config")  # else it is a federator
         config, rounds = (run.config, run.rounds) if simulated else (run.settings.agreement, run.state.round)
-        self.begin(config.model_dump(), rounds)
+        self.begin(config.model_dump(), rounds, resumes=rounds > 0 or not simulated)  # its folder is of one ledger
 
-    def begin(self, config: Mapping[str, Any], rounds: int = 0) -> None:
-        """Begin a run with this configuration, or go on after so many rounds."""
+    def begin(self, config: Mapping[str, Any], rounds: int = 0, *, resumes: bool = False) -> None:
+        """Begin a run with this configuration; where it `resumes`, go on after so many rounds with the one before."""
         self._last = config["rounds"]
         label = self.name or ", ".join(str(config[key]) for key in ("rule", "attack") if key in config)
-        resumes = rounds > 0 and self._kept is not None and self._kept.exists()
-        before = json.loads(self._kept.read_text(encoding="utf-8"))["id"] if resumes and self._kept else None
+        known = resumes and self._kept is not None and self._kept.exists()
+        before = json.loads(self._kept.read_text(encoding="utf-8"))["id"] if known and self._kept else None
         found = self.start({key: value for key, value in config.items() if value is not None}, label, before, rounds)
         self._open = True
         if self._kept is not None:
@@ -102,9 +102,14 @@ class Tracker(Callback, ABC):
         numbers = {f"{client}{key}": value for key, value in measured.items() if key not in PER_RUN}
         self.log(_finite(numbers), evaluation["round"])
         if isinstance(evaluation.get("model"), str):
-            self.note("model_fingerprint", evaluation["model"])
+            self.fingerprint(evaluation["model"])
         if not client and evaluation["round"] >= self._last:
             self.close()
+
+    def fingerprint(self, mark: str) -> None:
+        """Note the fingerprint of the model as it is now."""
+        if self._open:
+            self.note("model_fingerprint", mark)
 
     def close(self) -> None:
         """End the tracker's run."""
@@ -209,11 +214,17 @@ class WandB(Tracker):
         options: dict[str, Any] = {"project": self.project, "name": name, "group": self.group, "tags": list(self.tags)}
         resume = {"id": before, "resume": "allow"} if before else {}
         self._run = self.module.init(config=config, allow_val_change=True, reinit="create_new", **options, **resume)
+        self._step, self._clients = 0, set[str]()
         return self._run.id
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Log numbers."""
-        self._run.log(numbers, step=step)
+        """Log numbers. W&B drops what comes with an earlier step than the last, as a client's evaluation may."""
+        self._step = max(self._step, step)
+        clients = {key.rpartition("/")[0] for key in numbers if key.startswith("clients/")}
+        for client in clients - self._clients:
+            self._run.define_metric(f"{client}/*", step_metric=f"{client}/round")
+        self._clients |= clients
+        self._run.log({**numbers, **{f"{client}/round": step for client in clients}}, step=self._step)
 
     def note(self, key: str, text: str) -> None:
         """Write a text to the run's summary."""
@@ -250,7 +261,7 @@ class MLflow(Tracker):
     def log(self, numbers: dict[str, float], step: int) -> None:
         """Log numbers."""
         now = int(1000 * time.time())
-        metrics = [self._metric(key.replace("/", "."), value, now, step) for key, value in numbers.items()]
+        metrics = [self._metric(key, value, now, step) for key, value in numbers.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def note(self, key: str, text: str) -> None:

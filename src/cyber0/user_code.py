@@ -46,8 +46,8 @@ def calling(what: str, thing: object, given: str = "") -> Generator[None]:
 def label_of(thing: object) -> str:
     """Return the module and the name of a function, a class, or the class of an object.
 
-    >>> label_of(partial(print, end="")), label_of(ValueError), label_of(ValueError())
-    ('print', 'ValueError', 'ValueError')
+    >>> label_of(partial(sorted, reverse=True)), label_of(ValueError), label_of(ValueError())
+    ('sorted', 'ValueError', 'ValueError')
     """
     while isinstance(thing, partial):
         thing = thing.func

@@ -421,6 +421,11 @@ def test_a_rule_that_raises_is_an_invalid_aggregation():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+class Misspelt(cyber0.Callback):
+    def after_rounds(self, run, round):
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -435,6 +440,8 @@ def test_a_rule_that_raises_is_an_invalid_aggregation():
         ({"validation": 1.5}, InvalidConfig, "validation = 1.5"),
         ({"model": nn.Linear(3, 1)}, InvalidUserCode, "it must give shape"),
         ({"loss": lambda outputs, targets: outputs.mean()}, InvalidUserCode, "one value for each of them"),
+        ({"loss": lambda outputs, targets: outputs[:, 0] / 0 * 0}, InvalidUserCode, "gave nan for all of 4 samples"),
+        ({"callbacks": [Misspelt()]}, InvalidUserCode, "Misspelt has after_rounds, which nothing calls"),
         ({"test": None}, Cyber0Error, "test = None"),
         ({"batch": 10**11}, InvalidConfig, "GiB for a local step"),
         ({"byzantine": 3}, InvalidConfig, "byzantine = 3 of clients = 6: at most 2 may lie"),
@@ -445,6 +452,19 @@ def test_a_rule_that_raises_is_an_invalid_aggregation():
 def test_bad_input_is_a_sentence(options, error, message):
     with pytest.raises(error, match=message):
         simulate(**options)
+
+
+def test_data_of_each_client_are_not_dealt_out_and_the_record_says_so():
+    generator = np.random.default_rng(0)
+    own = [(generator.standard_normal((9, 3)).astype(np.float32), np.arange(9) % 2) for _ in range(4)]
+    options = {"byzantine": 1, "rounds": 1, "directions": 2, "batch": 2, "device": "cpu"}
+    result = cyber0.simulate(nn.Linear(3, 2), own, own[0], **options)
+    assert (result.config.partition, result.config.alpha) == ("natural", None)
+    for key, value in {"alpha": 0.5, "partition": "iid"}.items():
+        with pytest.raises(InvalidConfig, match=f"{key} = {value!r}: train is a list with the data of each client"):
+            cyber0.simulate(nn.Linear(3, 2), own, own[0], **options, **{key: value})
+    with pytest.raises(InvalidConfig, match="axes = 'here': give one axes of matplotlib"):
+        result.plot("here")
 
 
 def test_an_error_in_a_callback_names_it():

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 import cyber0
 from cyber0.config import load
-from cyber0.errors import InvalidAttack, InvalidConfig, InvalidData, InvalidUserCode
+from cyber0.errors import InvalidAttack, InvalidConfig, InvalidData, InvalidModel, InvalidUserCode
 from cyber0.tasks.convert import task_of
 from cyber0.tasks.losses import describe_loss, output_loss
 from cyber0.tasks.task import build_model
@@ -351,3 +351,31 @@ def test_a_model_that_mixes_the_samples_of_a_batch_is_refused():
             build_model(task_of(model, points(120), points(40, 1)), seed=0)
     found = [simulate(normed(), engine=engine).loss for engine in ("batched", "sequential")]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_no_clients_are_not_the_default_number_of_them():
+    with pytest.raises(InvalidConfig, match="clients = 0: "):
+        simulate(clients=0)
+
+
+def test_a_model_that_cannot_be_trained_is_refused_by_name():
+    with pytest.raises(InvalidModel, match="model Softmax has no parameters"):
+        simulate(nn.Softmax(1))
+    broken = linear()
+    nn.init.constant_(broken.bias, float("nan"))
+    with pytest.raises(InvalidUserCode, match=r"parameter 'bias' of model .*Linear holds values that are not finite"):
+        simulate(broken)
+    simulate(lambda: nn.LazyLinear(3))
+
+
+def test_sparse_inputs_are_converted_and_masked_ones_refused():
+    inputs, labels = points(120)
+    assert simulate(train=(inputs.to_sparse(), labels)).fingerprint == simulate().fingerprint
+    with pytest.raises(InvalidData, match=r"train inputs are a masked array: .*filled"):
+        simulate(train=(np.ma.masked_greater(inputs.numpy(), 1), labels))
+
+
+def test_the_command_that_resumes_a_folder_can_be_pasted(tmp_path):
+    simulate(out=tmp_path / "my run")
+    with pytest.raises(InvalidConfig, match=r"--resume '.*/my run'"):
+        simulate(out=tmp_path / "my run", lr=0.2)

@@ -108,6 +108,8 @@ def test_one_command_draws(results, folder, tmp_path, kind, ending):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--kind", "vote"], "unknown kind of picture 'vote': use one of .* \\(did you mean 'votes'\\?\\)"),
     (["--kind", "votes"], "--kind votes shows one run, and 2 are given"),
+    (["--kind", "omega", "--over", "bytes"], "--over bytes is for accuracy, loss .* not for --kind omega"),
+    (["--round", "2"], "--round 2 is for --kind votes, not for accuracy"),
     (["--label", "x"], "--label is given 1 times for 2 runs"),
     (["--kind", "attack-success"], "/a: metric = 'attack_success': this run has round"),
     (["--out", "a.gif"], "a.gif: a picture is written to a file ending in .svg, .pdf, .png"),

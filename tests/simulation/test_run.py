@@ -315,9 +315,9 @@ def test_every_key_is_an_option():
     shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
     assert all(f"--{name.replace('_', '-')} " in shown for name in RunConfig.model_fields)
     assert "One of unbiased, biased, compressed. [default: unbiased]" in shown
-    private = {"clip", "delta", "epsilon", "least_noise", "noise"}
-    without = RunConfig.model_fields.keys() - {"actors", "data", "horizon", "model", "quorum"} - private  # no default
-    assert tomllib.loads(invoke("--print-config").output).keys() == without
+    without_default = {"actors", "data", "horizon", "model", "quorum", "stream"}
+    without_default |= {"clip", "delta", "epsilon", "least_noise", "noise"}
+    assert tomllib.loads(invoke("--print-config").output).keys() == RunConfig.model_fields.keys() - without_default
 
 
 def test_plain_lines_when_not_a_terminal():

@@ -1,7 +1,9 @@
 """Recipes: what they say, and what they are told when they say it wrong."""
 
 import pytest
+from typer.testing import CliRunner
 
+from cyber0.cli import app
 from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
 from cyber0.simulation.ensemble import shape_of
 from cyber0.study.recipe import Recipe, get_recipe, shipped
@@ -15,6 +17,7 @@ def test_every_shipped_recipe_makes_runs_and_survives_its_own_file(name):
     jobs = jobs_of(recipe, {})
     assert len(jobs) == len(recipe.cells()) * recipe.seeds
     assert len({job.name for job in jobs}) == len(jobs)
+    assert recipe.rates
     for config in (job.config for job in jobs):
         assert (shape_of(config) is None) == (config.engine == "sequential" or config.model is not None)
 
@@ -23,6 +26,9 @@ def test_a_recipe_written_to_toml_is_the_same_recipe(tmp_path):
     for name in shipped():
         (tmp_path / "again.toml").write_text(get_recipe(name).to_toml())
         assert get_recipe(str(tmp_path / "again.toml")) == get_recipe(name)
+        assert [cell.name for cell in get_recipe(str(tmp_path / "again.toml")).cells()] == [
+            cell.name for cell in get_recipe(name).cells()
+        ]
 
 
 def test_table1_is_the_papers():
@@ -125,3 +131,21 @@ def test_two_cells_of_one_name_are_refused():
     twice = {"axes": {"rule": ["mean"]}, "also": [{"labels": {"rule": "mean"}, "values": {"rule": "median"}}]}
     with pytest.raises(InvalidConfig, match="two cells are called 'mean'"):
         jobs_of(Recipe.of(twice), {})
+
+
+@pytest.mark.parametrize("line", ["[base]\nlr = 0.1", "[choose]\nlr = [0.1, 0.2]"])
+def test_how_the_rates_were_chosen_is_not_said_of_others(line, tmp_path):
+    heir = tmp_path / "heir.toml"
+    heir.write_text(f'extends = "quick"\n{line}\n')
+    assert get_recipe(str(heir)).rates == ""
+    heir.write_text(f'extends = "quick"\nrates = "By hand."\n{line}\n')
+    assert get_recipe(str(heir)).rates == "By hand."
+    shown = [
+        CliRunner().invoke(app, ["study", "quick", "--print-recipe", *more]).output for more in ((), ("--set", "lr=1"))
+    ]
+    assert ["rates = " in text for text in shown] == [True, False]
+
+
+def test_what_a_recipe_lacks_is_named_without_the_value_of_something_else():
+    with pytest.raises(InvalidConfig, match=r"^table\.columns is missing: give it a value$"):
+        Recipe.of({"axes": {"rule": ["mean"]}, "table": {"rows": ["rule"]}})

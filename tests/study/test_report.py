@@ -198,3 +198,34 @@ def test_the_success_of_an_attack_stands_beside_the_accuracy_that_counts():
     show(console, results)
     assert "attack 50.5" in console.file.getvalue()
     assert "attack_success" not in to_csv(QUICK.recipe, measure(QUICK))
+
+
+def shown(results):
+    console = Console(width=160, file=StringIO())
+    show(console, results)
+    return console.file.getvalue()
+
+
+def test_a_cell_whose_runs_failed_says_so():
+    recipe = small(table={"rows": ["rule"], "columns": ["attack"]})
+    whole = Failure({"rule": "cwtm", "attack": "SF", "lr": "0.1"}, 0, "late")  # a candidate of a choice has more labels
+    some = Failure({"rule": "krum", "attack": "SF"}, 2, "late")
+    results = Results(recipe, invent(recipe, seeds=2, without=[0, 1]).frame, [whole, some])
+    table = grid(recipe, measure(results))
+    for text in (Page(render(results)).text, to_markdown(table), to_latex(table), shown(results)):
+        assert (text.count("failed"), text.count("not run")) >= (1, 1)
+    assert "| cwtm | failed | not run |" in to_markdown(table)
+    assert to_latex(table).count("failed") == 1
+
+
+def test_the_last_accuracy_is_not_taken_for_the_papers():
+    recipe = small(table=PAPER["table"], paper={"cwtm": {"SF": [81.3, 2.5]}})
+    text = shown(invent(recipe))
+    assert text.count("(") == text.count("(81.3)") == 1
+    assert "in parentheses the paper's" in text
+
+
+def test_a_report_says_how_the_learning_rates_were_chosen():
+    results = invent(small(rates="On `validation` samples."))
+    assert "Learning rates: On validation samples." in Page(render(results)).text
+    assert "Learning rates" not in Page(render(RESULTS)).text

@@ -60,6 +60,25 @@ def test_the_claims_are_what_the_tables_give():
         assert [each["ours"]["numbers"] for each in published] == [verdict.ours.sentence for verdict in verdicts]
 
 
+def test_the_first_pages_say_what_the_claims_of_table_1_give():
+    root = Path(__file__).parents[2]
+    ours = [each["ours"] for each in json.loads((root / "results/table1/claims.json").read_text())]
+    held, lead = sum(each["holds"] for each in ours), f"lead of {ours[0]['margin']:.1f} points"
+    counted = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+    for name in ("README.md", "docs/index.md"):
+        page = " ".join((root / name).read_text().split())
+        assert lead in page
+        assert f"{counted[held]} hold" in page
+        assert page.split("logistic regression on MNIST, `cwtm`")[1].split("|")[0].endswith("attacks by `line` ")
+
+
+@studies
+def test_a_language_model_s_study_that_searches_with_line_says_so(folder):
+    recipe = get_recipe(folder.name)
+    if "model" in recipe.base and "search='line'" in recipe.to_toml():
+        assert folder.name.endswith("-line") or "`line`" in recipe.note
+
+
 def test_table_1_has_the_k_that_the_rule_chooses():
     [folder] = [folder for folder in PUBLISHED if folder.name == "table1-choice"]
     rows: dict[str, list[float]] = {}

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.errors import InvalidConfig, UnknownName
+from cyber0.study import engines
 from cyber0.study.recipe import Recipe
 from cyber0.study.study import Watch, study
+from cyber0.threads import cores
 
 SMALL = {"clients": 5, "byzantine": 1, "directions": 4, "batch": 4, "rounds": 4, "source": "embedded", "device": "cpu"}
 KEYS = {"seeds": 2, "base": SMALL, "axes": {"rule": ["cwtm", "krum"], "attack": ["sf"]}}
@@ -80,7 +82,7 @@ def test_a_failed_cell_is_reported_and_stops_no_other(tmp_path, monkeypatch):
         "def sick(votes, byzantine):\n    if votes.any():\n"
         "        raise RuntimeError('no more')\n    return votes[..., 0, :]\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     keys = {**KEYS, "axes": {"rule": ["sick_rule:sick", "cwtm"]}}
     results, _ = played(tmp_path / "out", keys)
@@ -96,19 +98,45 @@ def test_a_failed_cell_is_reported_and_stops_no_other(tmp_path, monkeypatch):
     assert len(ended) == 2
 
 
+def test_a_study_ends_though_no_process_can_be_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "_prepare", os._exit)
+    monkeypatch.setattr(engines, "share_of_cores", lambda _: 1)
+    results, ended = played(tmp_path / "study")
+    assert len(ended) == len(results.failures) == 4
+    assert {outcome.error for outcome in ended} == {
+        "its process died twice, perhaps because memory ran out: try --jobs 1"
+    }
+
+
 def test_a_process_that_dies_takes_no_other_run_with_it(tmp_path, monkeypatch):
     """The rule dies in a round, whose votes have 4 directions: when it is checked before they have another number."""
     (tmp_path / "deadly_rule.py").write_text(
         "import os, signal\n\ndef deadly(votes, byzantine):\n    if votes.shape[-1] == 4:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n    return votes[..., 0, :]\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     keys = {**KEYS, "seeds": 1, "axes": {"rule": ["deadly_rule:deadly", "cwtm"]}}
     results, _ = played(tmp_path / "out", keys)
     assert [failure.labels["rule"] for failure in results.failures] == ["deadly_rule:deadly"]
     assert "its process died" in results.failures[0].message
     assert set(results.frame["rule"]) == {"cwtm"}
+
+
+@pytest.mark.skipif(os.environ.get("OMP_NUM_THREADS") != "1", reason="processes are forked from one with more threads")
+@pytest.mark.parametrize("told", [True, False])
+def test_a_run_computes_on_the_cores_unless_threads_were_told(told, tmp_path, monkeypatch):
+    (tmp_path / "thready_rule.py").write_text(
+        "import pathlib, torch\n\ndef thready(votes, byzantine):\n"
+        "    pathlib.Path(__file__).with_suffix('.log').write_text(str(torch.get_num_threads()))\n"
+        "    return votes[..., 0, :]\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    if not told:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    played(tmp_path / "out", {**KEYS, "seeds": 1, "axes": {"rule": ["thready_rule:thready"]}})
+    assert int((tmp_path / "thready_rule.log").read_text()) == (1 if told else cores())
 
 
 def test_a_killed_study_goes_on_where_it_was(tmp_path):
@@ -233,7 +261,7 @@ def test_a_module_that_cannot_be_imported_is_a_problem_too(tmp_path, monkeypatch
 def test_code_of_runs_that_have_ended_is_not_needed_again(tmp_path, monkeypatch):
     module = tmp_path / "gone_rule.py"
     module.write_text("def gone(votes, byzantine):\n    return votes[..., 0, :]\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     keys = {**KEYS, "seeds": 1, "axes": {"rule": ["gone_rule:gone"]}}
     played(tmp_path / "out", keys)
@@ -248,7 +276,7 @@ def test_a_recipe_may_be_mended_until_it_contradicts_runs_that_have_ended(tmp_pa
         "def sick(votes, byzantine):\n    if votes.any():\n        raise RuntimeError('no more')\n"
         "    return votes[..., 0, :]\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "out"
     sick = {**KEYS, "seeds": 1, "axes": {"rule": ["sick_again:sick"]}}

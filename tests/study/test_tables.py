@@ -115,7 +115,7 @@ def test_a_cell_in_which_nobody_lies_is_never_the_worst():
     assert [cell.labels["attack"] for cell in grid(recipe, cells).worst.values()] == ["FOE", "FOE"]
     calm = small(axes={"rule": ["cwtm"], "directions": [1, 2]}, table={"rows": ["rule"], "columns": ["directions"]})
     cells = [Measured(cell.labels, False, Sample(90.0 - 10 * at, 1.0, 3)) for at, cell in enumerate(calm.cells())]
-    assert [cell.labels["directions"] for cell in grid(calm, cells).worst.values()] == ["2"]
+    assert grid(calm, cells).worst == {}
 
 
 def test_one_seed_has_no_spread():
@@ -125,3 +125,11 @@ def test_one_seed_has_no_spread():
 def test_a_bar_in_a_label_does_not_end_its_column():
     cell = Measured({"rule": "a|b"}, False, Sample(1.0, None, 1))
     assert r"| a\|b | 1.0 |" in to_markdown(Grid(["rule"], [("a|b",)], [""], {(("a|b",), ""): cell}, {}, []))
+
+
+def test_numbers_to_compare_with_stand_below_the_table_in_all_that_is_read():
+    recipe = WHOLE.recipe.model_copy(update={"references": {"AdamW, all_weights": 82.84}})
+    shown = grid(recipe, CELLS)
+    assert to_markdown(shown).endswith("\nTo compare with:\n\n- AdamW, all_weights: 82.8\n")
+    assert r"{l}{AdamW, all\_weights: 82.8} \\" in to_latex(shown)
+    assert to_csv(recipe, CELLS) == to_csv(WHOLE.recipe, CELLS)  # it has cells alone

@@ -42,7 +42,7 @@ def min_max(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generat
 
 
 def min_sum(vectors: Any, liars: Liars, rule: Rule, byzantine: int, rng: Generator, *, deviation: str = "std") -> Any:
-    """All liars send mean + gamma a, whose sum of squared distances to honest vectors is the largest of an honest one.
+    """All liars send mean + gamma a, with the sum of squared distances to honest vectors that the farthest of them has.
 
     That sum depends on the distance from the mean alone, so that a lie is as far from it as the farthest honest vector.
     The `deviation` is that of `min_max`.

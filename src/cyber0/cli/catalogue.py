@@ -1,25 +1,50 @@
 """Every name that comes with cyber0, with its options and what it stands for: for `cyber0 list`, help and reference."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from inspect import Parameter, getdoc, isclass, signature
-from typing import Any
+from typing import Any, get_args
 
 from cyber0 import aggregation, attacks
 from cyber0.aggregation import registry as rules
 from cyber0.attacks import registry as attack_names
 from cyber0.attacks.scene import CONTEXT
+from cyber0.config import MachineOptions
+from cyber0.directions.key import FAMILIES
+from cyber0.plan import SCHEMES
 from cyber0.schedule import PARTS
+from cyber0.step_rule import RULES as STEP_RULES
 from cyber0.study.recipe import get_recipe, shipped
 from cyber0.tasks import TASKS
 from cyber0.tasks.partition import PARTITIONS, SUPPLIED
+from cyber0.tracking import TRACKERS
 
 __all__ = ["KINDS", "NAMES", "Entry", "entries"]
 
 MISSING = "(needs an extra that is not installed)"
-HIDDEN = (*CONTEXT, *SUPPLIED, "memory", "model")  # keyword-only, but given by whoever calls
+HIDDEN = (*CONTEXT, *SUPPLIED, "folder", "memory", "model")  # keyword-only, but given by whoever calls
+ENGINES: tuple[str, ...] = get_args(MachineOptions.model_fields["engine"].annotation)
+SAID = {
+    "constant": "The learning rate stays as it is.",
+    "cosine": "It falls along half a cosine to `end` times itself.",
+    "linear": "It falls in a line to `end` times itself.",
+    "warmup": "It rises from nearly 0 over so many `rounds`; another schedule may follow, after a +.",
+    "plain": "A round moves by the learning rate times its scalars.",
+    "normalised": "By about the learning rate, whatever the scale of the loss: scalars over what they usually are.",
+    "gaussian": "Directions of normal numbers.",
+    "sphere": "Directions drawn evenly from the sphere.",
+    "rademacher": "Directions of signs, the cheapest to make and to replay.",
+    "unbiased": "Fresh directions for each local epoch; a client sends every step's scalars.",
+    "biased": "The same directions for all local epochs of a round; a client sends sums.",
+    "compressed": "A client projects its whole update on directions of their own, and sends these scalars.",
+    "batched": "All clients at once, on one device.",
+    "sequential": "One client after the other.",
+    "ray": "Shares of the clients on Ray actors, one client after the other.",
+    "ray-batched": "Shares of the clients on Ray actors, each share at once.",
+}
+"""What a name stands for that has no docstring of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +82,7 @@ def _entry(name: str, found: Any, others: tuple[str, ...]) -> Entry:
 
 def _summary(found: Any) -> str:
     """Return the first line of a docstring, as what the thing is: without `Return`."""
-    first = (getdoc(found) or "").partition("\n")[0].removeprefix("Return ").removeprefix(", ")
+    first = (getdoc(found) or "").partition("\n")[0].removeprefix("Return").lstrip(", ")
     return first[:1].upper() + first[1:]
 
 
@@ -68,14 +93,12 @@ def _options(found: Callable[..., Any]) -> str:
     return ", ".join(each for each in shown if each.partition("=")[0] not in HIDDEN)
 
 
-def _schedules() -> list[Entry]:
-    said = {
-        "constant": "The learning rate stays as it is.",
-        "cosine": "It falls along half a cosine to `end` times itself.",
-        "linear": "It falls in a line to `end` times itself.",
-        "warmup": "It rises from nearly 0 over so many `rounds`; another schedule may follow, after a +.",
-    }
-    return [Entry(name, (), _options(part), said[name], part) for name, part in PARTS.items()]
+def _made(parts: Mapping[str, Callable[..., Any]]) -> list[Entry]:
+    return [Entry(name, (), _options(part), SAID[name], part) for name, part in parts.items()]
+
+
+def _words(names: Iterable[str]) -> list[Entry]:
+    return [Entry(name, (), "", SAID[name]) for name in names]
 
 
 def _studies() -> list[Entry]:
@@ -88,12 +111,17 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
     "attacks": partial(_known, attacks.ATTACKS, attack_names.ALIASES),
     "tasks": partial(_known, TASKS),
     "partitions": partial(_known, PARTITIONS),
-    "schedules": _schedules,
+    "schedules": partial(_made, PARTS),
+    "step-rules": partial(_made, STEP_RULES),
+    "families": partial(_words, FAMILIES),
+    "schemes": partial(_words, SCHEMES),
+    "engines": partial(_words, ENGINES),
+    "trackers": partial(_known, TRACKERS),
     "studies": _studies,
 }
 NAMES: dict[str, tuple[str, ...]] = {
     "task": tuple(TASKS),
-    "rule": (*aggregation.RULES, *(f"{name}+..." for name in aggregation.PREAGGREGATIONS)),
+    "rule": (*aggregation.RULES, *(f"{name}+RULE" for name in aggregation.PREAGGREGATIONS)),
     "attack": tuple(attacks.ATTACKS),
     "partition": tuple(PARTITIONS),
     "schedule": tuple(PARTS),

@@ -100,6 +100,6 @@ def _in_words(clients: int, accuracy: dict[str, float]) -> str:
     honest, broken, robust = accuracy.values()
     return (
         f"{clients // 4} of {clients} clients lie together, knowing all votes and the rule (FOE). Averaging them in, "
-        f"the model ends at {broken:.0%} instead of {honest:.0%}. Mixing each vote with its nearest and trimming the "
-        f"extremes (nnm+cwtm), it ends at {robust:.0%}."
+        f"the model ends at {broken:.1%} instead of {honest:.1%}. Mixing each vote with its nearest and trimming the "
+        f"extremes (nnm+cwtm), it ends at {robust:.1%}."
     )

@@ -23,6 +23,8 @@ EXTRAS = {
     "flower": "flwr",
     "ray": "ray",
     "track": "tensorboard",
+    "privacy": "dp_accounting",
+    "data": "datasets",
 }
 SIZE = 2**22
 

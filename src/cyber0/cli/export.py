@@ -14,6 +14,7 @@ from cyber0.config import Agreement
 from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.extras import require
 from cyber0.progress import Progress
+from cyber0.protocol.identity import FROZEN, Identity
 from cyber0.replay import Weights, begun, open_ledger, rebuild
 
 __all__ = ["export"]
@@ -144,6 +145,18 @@ def _played(run: Path, model: str | None, data: Path | None) -> _Trained:
     return trained
 
 
+def _check_frozen(identity: Identity, model: Any) -> None:
+    """Refuse a model whose frozen weights are not those that the run was trained beside, where it tells these."""
+    from cyber0.layerwise.base import frozen_digest
+
+    known, own = identity.meaning.get(FROZEN), frozen_digest(model)
+    if known is not None and own != known:
+        raise InvalidParameters(
+            f"the run was trained beside frozen weights of SHA-256 {known}, and this model's have {own}: give the same "
+            "pretrained model by --model"
+        )
+
+
 def _rebuilt(console: Console, run: Path, model: str | None, data: Path | None, device: str) -> _Trained:
     """Return the model with the weights that the commits of a ledger or an export lead to."""
     from cyber0.directions.select import host
@@ -151,6 +164,7 @@ def _rebuilt(console: Console, run: Path, model: str | None, data: Path | None, 
     torch = require("torch", extra="train")
     with open_ledger(run) as ledger:
         found = _model(ledger.identity.agreement, model, data)
+        _check_frozen(ledger.identity, found.model)
         trained = {name: p for name, p in found.model.named_parameters() if p.requires_grad}
         arrays = {name: host(parameter.detach().cpu()).reshape(parameter.shape) for name, parameter in trained.items()}
         _, parameters = begun(ledger.identity, Weights.of(arrays))

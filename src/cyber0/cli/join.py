@@ -1,6 +1,5 @@
 """`cyber0 join`: a client of a real federation."""
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from cyber0.cli.serve import is_loopback
 from cyber0.config import CLIP, DELTA
 from cyber0.errors import InvalidConfig, Refused
 from cyber0.extras import require
+from cyber0.files import state_directory
 from cyber0.network.consent import DIRECTIONS, ROUNDS, SECONDS, Limits
 from cyber0.network.handshake import refusal
 from cyber0.network.keys import certificate, channel_credentials, client_name, expiring
@@ -23,12 +23,11 @@ from cyber0.network.liars import Liar
 from cyber0.network.log import Log, Said, check_form
 from cyber0.network.member import Member
 from cyber0.network.session import Outcome, run_client
-from cyber0.privacy.accounting import check_epsilon
 from cyber0.progress import Progress, duration
 from cyber0.protocol.signing import PrivateKey, private_key
 from cyber0.threads import share_of_cores
 
-__all__ = ["join", "state_directory"]
+__all__ = ["join"]
 
 MOVED = 0.5  # seconds from one move of the bar to the next
 EVERY, LONGEST = 20.0, 3600.0  # seconds from one line that says where a client is to the next, and at most
@@ -46,6 +45,13 @@ def join(
         typer.Option(help="The language model on this machine: a hub id or a folder. \\[default: as the run says]"),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")] = "auto",
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory of the device for weights that are not trained, as 8GiB; the rest is brought when needed.",
+            show_default=False,
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -186,6 +192,7 @@ def join(
         "source": source,
         "model": model,
         "device": device,
+        "stream": stream,
         "state": state or state_directory(),
         "deal": deal,
         "index": index,
@@ -287,23 +294,15 @@ def _threads(given: int | None, *, shared: bool) -> Callable[[int], int | None]:
 
 
 def _privacy(epsilon: float | None, **options: Any) -> Any:
-    """Return what the client wants of its privacy; None if it wants none. What makes no sense is refused."""
+    """Return what the client wants of its privacy; None if it wants none."""
     if epsilon is None:
         if options["clip"] is not None:
             raise InvalidConfig(f"--clip {options['clip']:g} is for private votes: give --epsilon with it")
         return None
-    check_epsilon(epsilon)
-    if not 0 < options["delta"] < 1:
-        raise InvalidConfig(f"delta = {options['delta']:g}: it must be above 0, and below 1 / your samples")
-    if options["clip"] is not None and not options["clip"] > 0:
-        raise InvalidConfig(
-            f"clip = {options['clip']:g}: it must be a length above 0, as 1.0; with 0 only noise is sent"
-        )
     require("torch", extra="train")
-    require("dp_accounting", extra="privacy")
     from cyber0.network.private_data import PrivacyOptions
 
-    return PrivacyOptions(epsilon, state_directory() / "budgets", **options)
+    return PrivacyOptions(epsilon, **options)
 
 
 def _key(tls: Path | None, key: Path | None) -> PrivateKey | None:
@@ -345,9 +344,3 @@ def _print(log: Log, name: str, outcome: Outcome, out: Path | None) -> None:
         )
     if out is not None:
         line(console, "written to", out)
-
-
-def state_directory() -> Path:
-    """Return the default folder of clients' state: `$XDG_STATE_HOME/cyber0`, or `~/.local/state/cyber0`."""
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".local" / "state") / "cyber0"

@@ -19,7 +19,7 @@ from cyber0.errors import InvalidConfig, InvalidExport, InvalidIdentity, Invalid
 from cyber0.extras import require
 from cyber0.network.keys import federator_key
 from cyber0.network.remembered import DEFAULTS
-from cyber0.printable import printable
+from cyber0.printable import many, printable
 from cyber0.protocol import export as exports
 from cyber0.protocol.fork import forked
 from cyber0.protocol.ledger import Ledger, Memory
@@ -79,7 +79,7 @@ def show(file: Run) -> None:
         if isinstance(run, File):
             console.print(_table(run))
         if run.imported:
-            line(console, "votes", f"those of {run.imported} rounds are not here")
+            line(console, "votes", f"those of {many(run.imported, 'round')} are not here")
         if run.lost:
             line(console, "votes", f"of the first {run.lost:,} rounds some are lost: cyber0 verify says which")
 
@@ -93,8 +93,8 @@ def _show_run(console: Console, run: Ledger) -> None:
     line(console, "task", f"{agreement.task}, seed {agreement.seed}")
     if agreement.model is not None:
         line(console, "model", f"{agreement.model}, {agreement.precision}")
-    line(console, "rule", f"{agreement.rule}, {agreement.byzantine} of {agreement.clients} clients may lie")
-    line(console, "step", f"{plan.rows} x {plan.directions} {plan.family} directions, {plan.scheme}")
+    line(console, "rule", f"{agreement.rule}, {agreement.byzantine} of {many(agreement.clients, 'client')} may lie")
+    line(console, "step", f"{plan.rows} x {many(plan.directions, f'{plan.family} direction')}, {plan.scheme}")
     line(console, "lr", f"{agreement.lr}, {agreement.schedule}, {agreement.step_rule} steps")
     line(console, "manifest", identity.manifest)
     line(console, "base", identity.base)
@@ -108,7 +108,7 @@ def _show_run(console: Console, run: Ledger) -> None:
         line(
             console,
             "last seal",
-            f"after {seal.rounds:,} rounds, {'signed' if seal.signature else 'not signed'}, {mark}",
+            f"after {many(seal.rounds, 'round')}, {'signed' if seal.signature else 'not signed'}, {mark}",
         )
 
 
@@ -128,7 +128,7 @@ def _show_parties(console: Console, run: Ledger) -> None:
     if run.reports:
         marks = Counter(report.fingerprint for report in run.reports)
         said = ", ".join(f"{mark:016x} by {count}" for mark, count in marks.most_common())
-        line(console, "reports", f"of {len(run.reports)} clients at the end, signed: {said}")
+        line(console, "reports", f"of {many(len(run.reports), 'client')} at the end, signed: {said}")
 
 
 def _promise(promise: bytes) -> str:
@@ -160,7 +160,8 @@ def backup(
     with File(file, read_only=True) as run:
         run.backup(copy)
     with File(copy, read_only=True) as copied:
-        line(console, "written to", f"{copy}: {copied.head.rounds if copied.founded else 0:,} rounds, with their votes")
+        rounds = copied.head.rounds if copied.founded else 0
+        line(console, "written to", f"{copy}: {many(rounds, 'round')}, with their votes")
     key = file.with_name(file.name + "-key.pem")
     if key.exists():
         line(console, "not copied", f"{key}, which signs it: keep a copy of that in a safe place, too")
@@ -219,7 +220,7 @@ def import_(
     exported = exports.read(file)
     with _new_ledger(out) as made:
         made.adopt(exported)
-    line(Console(), "written to", f"{out}: {exported.rounds:,} rounds, without their votes")
+    line(Console(), "written to", f"{out}: {many(exported.rounds, 'round')}, without their votes")
 
 
 @ledger.command()
@@ -265,7 +266,7 @@ def fork(
     console = Console()
     line(console, "run", made.identity.digest.hex())
     line(console, "parent", "" if made.identity.parent is None else made.identity.parent.text)
-    line(console, "written to", f"{new}: {made.rounds:,} rounds, without their votes, which {file} has")
+    line(console, "written to", f"{new}: {many(made.rounds, 'round')}, without their votes, which {file} has")
     line(console, "next", f"cyber0 serve --ledger {quote(str(new))}, with the same --listen and --tls")
 
 

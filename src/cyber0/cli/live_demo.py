@@ -16,6 +16,7 @@ from cyber0.network.member import Member
 from cyber0.network.server import Federator
 from cyber0.network.session import attend
 from cyber0.network.watch import Watch, median_quality
+from cyber0.printable import many
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import new_key
@@ -58,8 +59,8 @@ async def play_live(rounds: int, clients: int, port: int, console: Console) -> N
         page = f"http://127.0.0.1:{await http.start('127.0.0.1', port)}/"
         with suppress(NotImplementedError):  # not on every system
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, federator.stop, "it was stopped by Ctrl-C")
-        who = f"{len(names) - len(liars)} honest clients and {len(liars)} liars ({', '.join(liars)})"
-        console.print(f"{who} train on embedded digits, for {rounds} rounds.", highlight=False, soft_wrap=True)
+        who = f"{many(len(names) - len(liars), 'honest client')} and {many(len(liars), 'liar')} ({', '.join(liars)})"
+        console.print(f"{who} train on embedded digits, for {many(rounds, 'round')}.", highlight=False, soft_wrap=True)
         console.print(f"Look at {page} (Ctrl-C stops it).", highlight=False, soft_wrap=True)
         tasks |= {name: join(name) for name in names}
         tasks[""] = asyncio.ensure_future(_leave_and_return(federator, tasks, names[-len(liars) - 1], join))
@@ -72,7 +73,8 @@ async def play_live(rounds: int, clients: int, port: int, console: Console) -> N
         await asyncio.gather(*tasks.values(), return_exceptions=True)
     found = median_quality(seen.evaluation for seen in federator.tally.clients.values())
     shown = "" if found is None else f" The honest clients report an accuracy of {found:.1%}."
-    console.print(f"{federator.state.round} rounds: {federator.reason}.{shown}", highlight=False, soft_wrap=True)
+    rounds_played = many(federator.state.round, "round")
+    console.print(f"{rounds_played}: {federator.reason}.{shown}", highlight=False, soft_wrap=True)
 
 
 def _joining(address: str, names: tuple[str, ...]) -> Join:

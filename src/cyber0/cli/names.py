@@ -1,4 +1,4 @@
-"""`cyber0 list`: every rule, attack, task, partition, schedule and study that comes with cyber0."""
+"""`cyber0 list`: every rule, attack, task, partition, study and so on that comes with cyber0."""
 
 from typing import Annotated
 
@@ -35,6 +35,6 @@ def _table(kind: str) -> Table:
     for entry in entries(kind):
         names = ", ".join((entry.name, *entry.others))
         options = f" [dim]({escape(entry.options)})[/]" if entry.options else ""
-        table.add_row(names, escape(entry.summary.replace("`", "")) + options)
+        table.add_row(names, escape(entry.summary) + options)
     table.add_row("", "")
     return table

@@ -25,10 +25,18 @@ def plot(
     kind: Annotated[
         str, typer.Option(help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()) + ".")
     ] = "accuracy",
-    over: Annotated[str, typer.Option(help="round, or bytes that each client has sent.")] = "round",
+    over: Annotated[
+        str | None,
+        typer.Option(help="round, or bytes that each client has sent. \\[default: round]", show_default=False),
+    ] = None,
     round_: Annotated[
-        int, typer.Option("--round", help="Of votes: which round; negative ones count from the last.")
-    ] = -1,
+        int | None,
+        typer.Option(
+            "--round",
+            help="Of votes: which round; negative ones count from the last. \\[default: -1]",
+            show_default=False,
+        ),
+    ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,6 +52,7 @@ def plot(
         raise UnknownName("kind of picture", kind, KINDS)
     if kind in ("votes", "holdings") and len(runs) > 1:
         raise InvalidConfig(f"--kind {kind} shows one run, and {len(runs)} are given: name one")
+    _check_used(kind, over, round_)
     if label and len(label) != len(runs):
         raise InvalidConfig(f"--label is given {len(label)} times for {len(runs)} runs: give it once for each")
     from cyber0.simulation.plots import save
@@ -51,8 +60,18 @@ def plot(
     if kind == "holdings":
         _draw_holdings(runs[0], out)
     else:
-        save(_drawn(runs, kind, over, round_, label or _names(runs)), out)
+        save(_drawn(runs, kind, over or "round", -1 if round_ is None else round_, label or _names(runs)), out)
     typer.echo(f"written to {out}")
+
+
+def _check_used(kind: str, over: str | None, round_: int | None) -> None:
+    """Refuse an option that says nothing about this kind of picture."""
+    if over is not None and kind in ("votes", "omega", "holdings"):
+        raise InvalidConfig(
+            f"--over {over} is for accuracy, loss and attack-success, not for --kind {kind}: leave it out"
+        )
+    if round_ is not None and kind != "votes":
+        raise InvalidConfig(f"--round {round_} is for --kind votes, not for {kind}: leave it out")
 
 
 def _drawn(runs: list[Path], kind: str, over: str, number: int, labels: list[str]) -> Any:

@@ -1,5 +1,6 @@
 """`cyber0 privacy`: the noise for a budget, or the budget that noise spends, and how it is spent over the rounds."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +44,7 @@ def privacy(
     if epsilon is not None:
         check_epsilon(epsilon)
         noise = noise_for(epsilon, delta, rate, steps)
-    if noise is None or not noise > 0:
+    if noise is None or not 0 < noise < math.inf:
         raise InvalidConfig(f"noise = {noise}: it must be a number above 0, as 0.8; without noise nothing is private")
     step, console = Step(noise, rate), Console(soft_wrap=True)
     console.print(f"noise multiplier  {noise:.4g}", highlight=False)

@@ -12,7 +12,7 @@ from cyber0.errors import InvalidConfig, InvalidKeys, InvalidLedger, Unreachable
 from cyber0.network.certificates import common_name, fingerprint_of, is_for_client
 from cyber0.network.control import ask
 from cyber0.network.key_files import certificate_request, certificates, read
-from cyber0.printable import printable
+from cyber0.printable import many, printable
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import PublicKey, decoded, encoded, public_key
 from cyber0.protocol.sqlite import File
@@ -73,7 +73,8 @@ def roster(ledger: LedgerFile = LEDGER) -> None:
         who, rounds, finality = file.roster, file.head.rounds, Settings.of_ledger(file).finality(file.roster)
     live = _live(ledger)
     line(console, "rounds", f"{rounds:,} of {who.last:,}")
-    line(console, "clients", f"{len(who.names)}, {who.byzantine} of whom may lie; {who.quorum} votes decide a round")
+    enough = many(who.quorum, "vote decides", "votes decide")
+    line(console, "clients", f"{len(who.names)}, {who.byzantine} of whom may lie; {enough} a round")
     line(console, "finality", finality)
     line(console, "federator", "not running" if live is None else f"running, in round {live['round']:,}")
     present = set[str]() if live is None else set(live["present"])

@@ -17,6 +17,7 @@ from cyber0.cli.track import Track, tracking
 from cyber0.config import Agreement, MachineOptions, Options, RunConfig, SimulationOptions
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
+from cyber0.printable import many
 from cyber0.progress import Pace, Progress
 
 __all__ = ["run", "with_options"]
@@ -183,9 +184,10 @@ def _kept(folder: Path | None) -> str:
 
 def _title(config: RunConfig) -> str:
     """Return what is run, in a line."""
-    liars = f"{config.clients} clients, {config.byzantine} of them may lie"
+    liars = f"{many(config.clients, 'client')}, {config.byzantine} of them may lie"
     what = f"{config.algorithm} on {config.task}" + (f" with {config.model}" if config.model else "")
-    return f"{what}: {liars}, rule {config.rule}, attack {config.attack}, {config.rounds:,} rounds, seed {config.seed}"
+    how = f"rule {config.rule}, attack {config.attack}, {many(config.rounds, 'round')}"
+    return f"{what}: {liars}, {how}, seed {config.seed}"
 
 
 def _introduce(console: Console, simulation: Any, first: Mapping[str, Any]) -> None:

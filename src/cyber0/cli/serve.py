@@ -158,6 +158,9 @@ def serve(
             with tracking(track or [], ledger.with_name(f"{ledger.name}-tracking")) as trackers:
                 called = [*(callback or []), *trackers]
                 asyncio.run(_serve(settings, file, listen, tls, private, linger, called, shown))
+                for mark in [seal.fingerprint for seal in file.seals[-1:] if seal.fingerprint is not None]:
+                    for tracker in trackers:
+                        tracker.fingerprint(f"{mark:016x}")
 
 
 def _resumed(file: File, asked: Settings | None, own: dict[str, Any]) -> tuple[Settings, float, list[str]]:

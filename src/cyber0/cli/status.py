@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cyber0.cli.ledger import line
 from cyber0.errors import InvalidConfig, Unreachable
+from cyber0.printable import many
 from cyber0.protocol.audit import Context, is_final
 from cyber0.protocol.ledger import Ledger
 from cyber0.protocol.settings import Settings
@@ -152,19 +153,20 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     pace, sealed = found["pace"], found["sealed"]
     lines = [("run", found["run"] or "not founded yet"), ("rounds", f"{found['rounds']:,} of {found['of']:,}")]
     lines.append(("state", found["condition"] + ("" if pace is None else f", {pace:,.1f} rounds a second")))
-    lines.append(("here", f"{found['present']:,} of {found['names']:,}; {found['quorum']:,} votes decide a round"))
+    enough = many(found["quorum"], "vote decides", "votes decide")
+    lines.append(("here", f"{found['present']:,} of {found['names']:,}; {enough} a round"))
     lines += [("away", _named(found["away"]))] if found["away"] else []
     lines += [("stands out", f"{name}: {', '.join(why)}") for name, why in found.get("doubts", {}).items()]
     if found.get("quality") is not None:
         shown = f"{found['quality']:.1%}" if found["classes"] else f"{found['quality']:.4g}"
         lines.append(("accuracy" if found["classes"] else "loss", f"{shown}, the median of what clients report"))
     if found.get("final") is not None:
-        lines.append(("final", f"{found['final']:,} commits, by the votes after them"))
+        lines.append(("final", f"{many(found['final'], 'commit')}, by the votes after them"))
     if found["finality"]:
         lines.append(("finality", found["finality"]))
     mark = sealed and sealed["fingerprint"]
     seal = (
-        f"after {sealed['rounds']:,} rounds, {'fingerprint ' + mark if mark else 'no fingerprint'}"
+        f"after {many(sealed['rounds'], 'round')}, {'fingerprint ' + mark if mark else 'no fingerprint'}"
         if sealed
         else "none"
     )

@@ -13,8 +13,9 @@ from rich.table import Table
 from cyber0.cli.errors import keeping, traceback_wanted
 from cyber0.cli.track import Track, track_run
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidConfig, UnknownName
+from cyber0.errors import InvalidConfig, InvalidUserCode, UnknownName
 from cyber0.extras import require
+from cyber0.printable import many
 from cyber0.progress import Lines, bars, count
 from cyber0.study.recipe import Recipe, get_recipe, shipped
 from cyber0.tracking import get_tracker
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cyber0.study.results import Failure, Results
     from cyber0.study.statistics import Measured
     from cyber0.study.study import Watch
-    from cyber0.study.work import Batch, Outcome
+    from cyber0.study.work import Batch, Job, Outcome
 
 __all__ = ["show", "study"]
 
@@ -116,6 +117,8 @@ def _changed(recipe: Recipe, seeds: dict[str, int | None], changes: list[str], c
         if not isinstance(_value(values), list):
             raise InvalidConfig(f"--choose {text!r}: write key=[value, value], e.g. lr=[0.01,0.1]")
         keys["choose"] = {**keys.get("choose", {}), key: _value(values)}
+    if "lr" in {text.partition("=")[0].strip() for text in (*changes, *choose)}:
+        keys.pop("rates", None)  # said of other rates
     return Recipe.of(keys | {key: value for key, value in seeds.items() if value is not None})
 
 
@@ -188,7 +191,7 @@ def _say_failures(console: Console, failures: "list[Failure]") -> None:
         if traceback_wanted():
             console.print(those[0].traceback, markup=False, highlight=False)
         console.print(f"failed    {name}{more}: {message}", style="red", markup=False)
-    runs = "1 run" if len(failures) == 1 else f"{len(failures)} runs"
+    runs = many(len(failures), "run")
     console.print(f"{runs} failed: give the same command to try again", style="red", highlight=False)
 
 
@@ -207,7 +210,7 @@ class _Display:
     """
 
     def __init__(self, console: Console, recipe: Recipe, track: list[str]) -> None:
-        self.track = track
+        self.track = list(track)
         self.console, self.recipe, self.lines = console, recipe, Lines(console, "all runs")
         self.live = bars(console) if console.is_terminal else None
         self.shown: dict[int, TaskID] = {}
@@ -232,9 +235,11 @@ class _Display:
         self.batches = batches
         runs = sum(map(len, batches))
         if done:
-            self.lines.say(f"{done} of {len(self.recipe.cells()) * self.recipe.seeds} runs are done already")
+            whole = len(self.recipe.cells()) * self.recipe.seeds
+            self.lines.say(f"{done} of {many(whole, 'run is', 'runs are')} done already")
         if runs:
-            self.lines.say(f"{self.recipe.title}: {runs} runs to play, in {len(batches)} batches")
+            said = f"{many(runs, 'run')} to play, in {many(len(batches), 'batch', 'batches')}"
+            self.lines.say(f"{self.recipe.title}: {said}")
         total = sum(job.config.rounds for batch in batches for job in batch)
         self.lines.total = total
         if self.live is not None:
@@ -244,7 +249,7 @@ class _Display:
         """Show that so many rounds of a batch are done."""
         self.rounds[number] = max(round_, self.rounds.get(number, 0))
         done = sum(len(self.batches[batch]) * rounds for batch, rounds in self.rounds.items())
-        runs = f"{self.ended} of {sum(map(len, self.batches))} runs have ended"
+        runs = f"{self.ended} of {many(sum(map(len, self.batches)), 'run has', 'runs have')} ended"
         if self.live is None:
             self.lines.update(done, runs)
             return
@@ -266,14 +271,22 @@ class _Display:
         for outcome in outcomes:
             self._say_outcome(outcome)
 
+    def _track(self, job: "Job", evaluations: list[dict[str, Any]]) -> None:
+        """Log a run; a tracker that fails, such as one without a network, stops no study, and is not used again."""
+        for name in list(self.track):
+            try:
+                track_run(name, job.config.model_dump(), evaluations, name=job.name, group=self.recipe.title)
+            except InvalidUserCode as error:
+                self.track.remove(name)
+                self.lines.say(f"{error}: it is not used again")
+
     def _say_outcome(self, outcome: "Outcome") -> None:
         cell, seed = ", ".join(outcome.job.labels.values()), outcome.job.config.seed
         if outcome.error is not None:
             self.lines.say(f"failed: {cell}, seed {seed}")
             return
         *evaluations, _ = outcome.lines
-        options = {"name": outcome.job.name, "group": self.recipe.title}
-        track_run(self.track, outcome.job.config.model_dump(), evaluations, **options)
+        self._track(outcome.job, evaluations)
         accuracies = self.accuracies.setdefault(cell, [])
         accuracies.append(100 * outcome.lines[-1]["best_accuracy_on_test"])
         if self.live is None and self.recipe.seeds > 1:
@@ -290,15 +303,15 @@ def show(console: Console, results: "Results") -> None:
     from cyber0.study.tables import grid
 
     cells = measure(results)
-    shown = grid(results.recipe, cells)
+    shown, compared = grid(results.recipe, cells), any(cell.paper for cell in cells)
     table = Table(*shown.axes, title=results.recipe.title)
     for column in shown.columns:
         table.add_column(column or "accuracy", justify="right")
     for row in shown.rows:
-        table.add_row(*row, *(_entry(shown.cells.get((row, c)), shown.worst.get(row)) for c in shown.columns))
-    beside = (
-        "in parentheses the paper's" if any(cell.paper for cell in cells) else "in parentheses after the last round"
-    )
+        table.add_row(
+            *row, *(_entry(shown.cells.get((row, c)), shown.worst.get(row), compared=compared) for c in shown.columns)
+        )
+    beside = "in parentheses the paper's" if compared else "in parentheses after the last round"
     spread = f"mean ± s.d. of {results.recipe.seeds} seeds" if results.recipe.seeds > 1 else "one seed"
     console.print(table)
     counted = "the round that validation chose" if results.validated else "the best round"
@@ -307,18 +320,18 @@ def show(console: Console, results: "Results") -> None:
     for choice in results.choices:
         console.print(f"chosen    {choice.text}", markup=False, highlight=False)
     for cell in shown.beside:
-        console.print(f"{cell.name}: {_entry(cell, None)}", highlight=False)
+        console.print(f"{cell.name}: {_entry(cell, None, compared=compared)}", highlight=False)
     found = agreement([cell for cell in cells if not cell.beside])
     if found is not None:
         console.print(f"against the paper: RMSE {found.rmse:.1f} points, bias {found.bias:+.1f}", highlight=False)
 
 
-def _entry(cell: "Measured | None", worst: "Measured | None") -> str:
-    from cyber0.study.tables import mean_and_sd
+def _entry(cell: "Measured | None", worst: "Measured | None", *, compared: bool) -> str:
+    from cyber0.study.tables import accuracy
 
-    if cell is None or cell.best is None:
-        return "" if cell is None else "not run"
-    ours = f"[bold]{mean_and_sd(cell.best)}[/]" if cell is worst else mean_and_sd(cell.best)
-    other = cell.paper or cell.final
+    if cell is None:
+        return ""
+    ours = f"[bold]{accuracy(cell)}[/]" if cell is worst else accuracy(cell)
+    other = cell.paper if compared else cell.final
     success = "" if cell.success is None else f" [red]attack {cell.success.mean:.1f}[/]"
-    return ours if other is None else f"{ours} [dim]({other.mean:.1f})[/]{success}"
+    return ours + ("" if other is None else f" [dim]({other.mean:.1f})[/]") + success

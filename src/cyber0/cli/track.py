@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cyber0.tracking import TRACKERS, Tracker, get_tracker
+from cyber0.user_code import calling
 
 __all__ = ["Track", "track_run", "tracking"]
 
@@ -32,10 +33,10 @@ def tracking(names: Sequence[str], folder: Path | None) -> Generator[list[Tracke
             tracker.close()
 
 
-def track_run(names: Sequence[str], config: dict[str, Any], lines: Sequence[dict[str, Any]], **options: Any) -> None:
+def track_run(name: str, /, config: dict[str, Any], lines: Sequence[dict[str, Any]], **options: Any) -> None:
     """Log a run that has ended, by its evaluations."""
-    for name in names:
-        tracker = get_tracker(name, **options)
+    tracker = get_tracker(name, **options)
+    with calling("tracker", tracker):
         tracker.begin(config)
         for line in lines:
             tracker.add(line)

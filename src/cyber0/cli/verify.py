@@ -6,12 +6,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cyber0.cli.join import state_directory
 from cyber0.cli.ledger import Run, digest_of, line
 from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen, resumable
 from cyber0.errors import InvalidConfig, InvalidEvidence
+from cyber0.files import state_directory
 from cyber0.network.key_files import certificate
 from cyber0.parameters import Parameters
+from cyber0.printable import many
 from cyber0.progress import Progress
 from cyber0.protocol.evidence import LARGEST, certificates_in, is_evidence, judge
 from cyber0.protocol.export import is_export
@@ -130,7 +131,7 @@ def _check_model(
     if rounds not in known:
         report.notes.append(f"the ledger records no fingerprint; the model's is {fingerprint:016x}")
     elif known[rounds] == fingerprint:
-        report.notes.append(f"the model after {rounds} rounds has the fingerprint recorded, {fingerprint:016x}")
+        report.notes.append(f"the model after {many(rounds, 'round')} has the fingerprint recorded, {fingerprint:016x}")
     else:
         report.findings.append(
             f"round {max(rounds - 1, 0)}: the model after it has the fingerprint {fingerprint:016x}, "
@@ -161,9 +162,10 @@ def conclusion(report: Report, identity: Identity) -> tuple[str, str]:
     """Return what a check has proven and what it has not, in a sentence each."""
     if report.findings:
         return "nothing", "anything: no federator that keeps to the protocol writes such a record"
-    proven = [f"{report.head.rounds:,} commits follow one another"]
+    proven = [f"{many(report.head.rounds, 'commit follows', 'commits follow')} one another"]
     if report.aggregates:
-        proven.append(f"{report.aggregates:,} are what {identity.agreement.rule} makes of the votes, to the bit")
+        again = many(report.aggregates, "is", "are")
+        proven.append(f"{again} what {identity.agreement.rule} makes of the votes, to the bit")
     if report.votes:
         whose = f"by keys known by {report.authors}" if report.authors else "by the keys in the chain"
         proven.append(f"every vote here is signed {whose}")
@@ -181,5 +183,5 @@ def _unproven(report: Report, identity: Identity) -> list[str]:
     else:
         unproven.append("whose keys these are: give --authority or --expect")
     if rest := report.head.rounds - report.aggregates:
-        unproven.append(f"that {rest:,} commits are what the rule makes of the votes")
+        unproven.append(f"that {many(rest, 'commit is', 'commits are')} what the rule makes of the votes")
     return unproven

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cyber0.cli.join import state_directory
 from cyber0.cli.ledger import digest_of
 from cyber0.cli.serve import is_loopback
 from cyber0.errors import InvalidConfig
+from cyber0.files import state_directory
 from cyber0.network.keys import certificate, channel_credentials, client_name
 from cyber0.network.own_entry import ask_federator
 from cyber0.printable import printable

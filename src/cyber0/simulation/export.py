@@ -160,8 +160,7 @@ def _identity(config: RunConfig, initial: Participant) -> Identity:
     if config.algorithm != "cyber0":
         raise InvalidExport(f"algorithm = {config.algorithm!r} sends weights: a run by cyber0 can be exported")
     roster = [f"client-{number}" for number in range(config.clients)]
-    meaning = initial.task.meaning
-    return Identity.of(config.agreement, roster, initial.parameters, keep_votes=False, meaning=meaning)
+    return Identity.of(config.agreement, roster, initial.parameters, keep_votes=False, meaning=initial.meaning)
 
 
 def _changes(aggregates: NDArray[np.float32]) -> bytes:

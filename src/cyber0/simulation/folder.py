@@ -14,6 +14,7 @@ import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from shutil import rmtree
 from typing import Any
 from zipfile import BadZipFile
@@ -64,8 +65,8 @@ class RunFolder:
                 if (path / name).exists():
                     lock.close()
                     raise InvalidConfig(
-                        f"{path} holds another run ({name}): name another folder, or continue it by --resume {path}, "
-                        "in Python by resume=True"
+                        f"{path} holds another run ({name}): name another folder, or continue it by "
+                        f"--resume {quote(str(path))}, in Python by resume=True"
                     )
             write_atomically(path / "config.toml", config.to_toml())
         return cls(path, config, lock)

@@ -13,6 +13,7 @@ from cyber0.attacks.run import COLUMNS
 from cyber0.callbacks import Round
 from cyber0.errors import InvalidConfig
 from cyber0.extras import require
+from cyber0.printable import many
 
 __all__ = ["History", "numbers", "pack_rounds", "unpack_rounds"]
 
@@ -41,8 +42,8 @@ class History:
         self.evaluations, self.rounds = list(evaluations), list(rounds)
 
     def __repr__(self) -> str:
-        kept = f", the votes of {len(self.rounds)} rounds" if self.rounds else ""
-        return f"History({len(self.evaluations)} evaluations{kept})"
+        kept = f", the votes of {many(len(self.rounds), 'round')}" if self.rounds else ""
+        return f"History({many(len(self.evaluations), 'evaluation')}{kept})"
 
     def frame(self) -> Any:
         """Return the evaluations as a pandas table, a row for each; the user's metrics have columns of their own."""

@@ -30,7 +30,7 @@ from cyber0.tasks.task import Task
 __all__ = ["Batched", "FedAvg", "Layered", "Learner", "Sequential", "World"]
 
 Tensor = torch.Tensor
-GRAIN = 64  # a ragged batch of a large model is filled up to a multiple of so many samples
+GRAIN = 64  # a ragged batch of a large model is filled up to a multiple of so many samples, if it has a thousand
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -247,12 +247,21 @@ def _batch(world: World, walk: Walk, t: int, present: Indices, epoch: int = 0) -
         sizes = population.sizes(t, epoch, present)
         return _Owned(walk.batch(*population.batches(t, epoch, present), sizes), present)
     samples, owners = world.private.batch(t, epoch, present)
-    missing = round_up(len(samples), GRAIN) - len(samples)  # so that few shapes occur
+    missing = _filled(len(samples)) - len(samples)
     samples = np.pad(samples, (0, missing), constant_values=int(population.shares[0][0]))[None]
     rows = upload(samples, population.device)
     batch = walk.batch(*population.samples(rows), population.lengths_of(samples))
     filled = np.pad(owners, (0, missing), constant_values=len(present))
     return _Owned(batch, present, upload(filled, population.device))
+
+
+def _filled(samples: int) -> int:
+    """Return to how many samples a ragged batch is filled up, so that few shapes occur: by a sixteenth at most.
+
+    >>> [_filled(samples) for samples in (20, 1500, 3000, 3100)]
+    [64, 1536, 3072, 3200]
+    """
+    return round_up(samples, max(GRAIN, 1 << max(0, (samples // 16).bit_length() - 1)))
 
 
 def _moved(world: World, t: int) -> Parameters:

@@ -45,6 +45,8 @@ def draw_measure(history: History, axes: Any, metric: str, over: str, label: str
         raise InvalidConfig(f"metric = {metric!r}: this run has {', '.join(map(str, lines.columns))}")
     if over not in OVER:
         raise InvalidConfig(f"over = {over!r}: use one of {', '.join(OVER)}")
+    if axes is not None and not hasattr(axes, "plot"):
+        raise InvalidConfig(f"axes = {axes!r:.60}: give one axes of matplotlib, as of plt.subplots()[1], or none")
     with styled():
         if axes is None:
             axes = _new_axes(

@@ -7,6 +7,7 @@ from typing import Any
 
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidExport
+from cyber0.printable import many
 from cyber0.protocol import export
 from cyber0.protocol.ledger import ExportedRun
 from cyber0.simulation import plots
@@ -51,7 +52,7 @@ class Result:
         reached = f"loss {self.loss:.4f}" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
         if self.attack_success is not None:
             reached += f", attack success {self.attack_success:.1%}"
-        return f"Result({reached} after {self.summary['rounds']} rounds, model {self.fingerprint})"
+        return f"Result({reached} after {many(self.summary['rounds'], 'round')}, model {self.fingerprint})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is stored of it, as when a process returns it to another one: the model too."""

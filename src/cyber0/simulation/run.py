@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from contextlib import closing, nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from cyber0.aggregation import Rule, get_rule
@@ -109,8 +110,8 @@ def open_run(
     summary = folder.summary
     if summary is None:
         raise InvalidConfig(
-            f"{path} holds a run that has not ended: continue it with cyber0 run --resume {path}, or in Python by the "
-            "call that began it, with resume=True"
+            f"{path} holds a run that has not ended: continue it with cyber0 run --resume {quote(str(path))}, or in "
+            "Python by the call that began it, with resume=True"
         )
     if not folder.lines:
         raise InvalidConfig(f"{folder.path / 'metrics.jsonl'} is missing or empty: the run has lost its evaluations")

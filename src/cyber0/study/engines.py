@@ -20,7 +20,7 @@ from typing import Any
 
 from cyber0.extras import require
 from cyber0.study.work import DEVICE_WORKERS, Batch, Outcome, play
-from cyber0.threads import cores
+from cyber0.threads import share_of_cores
 
 __all__ = ["ENGINES", "local", "on_ray"]
 
@@ -35,13 +35,15 @@ def local(batches: list[Batch], workers: int, progress: OnProgress, unfinished: 
     """Play batches on `workers` processes of this machine."""
     left, started = dict(enumerate(batches)), Counter[int]()
     while left:
-        lost: set[int] = set()
+        lost, before = set[int](), started.total()
         for number, outcomes in _play_on_pool(left, workers, started, progress, unfinished):
             if outcomes is None:
                 lost.add(number)
                 continue
             del left[number]
             yield number, outcomes
+        if started.total() == before:  # no process came so far as to begin one
+            started.update(lost)
         for number in [number for number in lost if started[number] >= TRIES]:
             error = "its process died twice, perhaps because memory ran out: try --jobs 1"
             yield number, [Outcome(job, [], error) for job in left.pop(number)]
@@ -57,7 +59,7 @@ def _play_on_pool(
     with manager:
         queue: Any = manager.Queue()
         ours = set(active_children())
-        threads = max(1, cores() // workers)  # not more if few runs are left: sums may depend on it
+        threads = share_of_cores(workers)  # not more if few runs are left: sums may depend on it
         pool = ProcessPoolExecutor(min(workers, len(batches)), context, _prepare, (threads,))
         try:
             futures = {
@@ -89,10 +91,11 @@ def _report_progress(queue: Any, started: Counter[int], progress: OnProgress) ->
         progress(number, max(round_, 0))
 
 
-def _prepare(threads: int) -> None:
+def _prepare(threads: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles Ctrl-C
     _end_with_study()
-    require("torch", extra="train").set_num_threads(threads)
+    if threads is not None:
+        require("torch", extra="train").set_num_threads(threads)
 
 
 def _end_with_study() -> None:

@@ -98,6 +98,7 @@ class Recipe(BaseModel):
     model_config = STRICT
     title: str = Field("A study", description="What the report is called.")
     note: str = Field("", description="What a reader should know: the choices made, and why.")
+    rates: str = Field("", description="How the learning rates were chosen.")
     seeds: int = Field(5, ge=1, description="How many seeds.")
     first_seed: int = Field(0, ge=0, lt=2**32, description="The first of them; the others follow it.")
     keep: bool = Field(False, description="Whether each run is kept as a file that rebuilds its model.")
@@ -117,6 +118,9 @@ class Recipe(BaseModel):
     figures: list[Figure] = Field([], description="Curves; by default accuracy over rounds.")
     paper: dict[str, dict[str, tuple[float, float]]] = Field(
         {}, description="Published numbers, in percent: row, column, (mean, s.d.)."
+    )
+    references: dict[str, float] = Field(
+        {}, description="Numbers of something else to compare with, in percent, listed below the table: name, accuracy."
     )
     claims: str | None = Field(None, description="The name of the published claims to test.")
 
@@ -144,8 +148,14 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, keys: dict[str, Any]) -> dict[str, Any]:
-        """Give a study without axes one of a single label."""
-        return keys if keys.get("axes", {}) else {**keys, "axes": {"cell": {"base": {}}}}
+        """Give a study without axes one of a single label; make all labels of an axis tables if one is.
+
+        TOML writes tables last, and labels have an order.
+        """
+        axes: Any = keys.get("axes") or {"cell": {"base": {}}}
+        if not hasattr(axes, "items"):
+            return keys  # refused by its type
+        return {**keys, "axes": {axis: _alike(axis, given) for axis, given in axes.items()}}
 
     @model_validator(mode="after")
     def _given(self) -> Self:
@@ -293,8 +303,17 @@ def _keys(name: str, heirs: tuple[str, ...]) -> dict[str, Any]:
     if "extends" not in keys:
         return keys
     parent = _keys(str(keys.pop("extends")), (*heirs, name))
+    if "lr" in {**keys.get("base", {}), **keys.get("choose", {})}:
+        parent.pop("rates", None)  # said of other rates
     joined = {key: parent.get(key, {}) | keys.get(key, {}) for key in ("base", "axes")}
     return parent | keys | joined
+
+
+def _alike(axis: str, given: list[Any] | dict[str, Any]) -> list[Any] | dict[str, Any]:
+    """Return the labels of an axis with tables of keys, if one of them has a table."""
+    if not isinstance(given, dict) or not any(isinstance(value, dict) for value in given.values()):
+        return given
+    return {label: value if isinstance(value, dict) else {axis: value} for label, value in given.items()}
 
 
 def _points(axis: str, given: list[Any] | dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -26,7 +26,18 @@ from cyber0.study.claims import Verdict, judge
 from cyber0.study.recipe import Figure
 from cyber0.study.results import Results
 from cyber0.study.statistics import CONFIDENCE, PAPER_SEEDS, Agreement, Measured, agreement, measure
-from cyber0.study.tables import MINUS, Grid, grid, mean_and_sd, signed, to_csv, to_latex, to_markdown, worst_of
+from cyber0.study.tables import (
+    MINUS,
+    Grid,
+    accuracy,
+    grid,
+    mean_and_sd,
+    signed,
+    to_csv,
+    to_latex,
+    to_markdown,
+    worst_of,
+)
 
 __all__ = ["render", "write"]
 
@@ -151,9 +162,9 @@ def _summary(found: _Report) -> dict[str, Any]:
 
 
 def _cell(cell: Measured) -> dict[str, Any]:
-    """Return the numbers of a cell; how often its attack succeeded, if it has a goal."""
+    """Return the numbers of a cell; how often its attack succeeded, if it has a goal, and how many runs failed."""
     numbers = asdict(cell) | {"interval": cell.best and cell.best.interval}
-    return {key: value for key, value in numbers.items() if key != "success" or value is not None}
+    return {key: value for key, value in numbers.items() if key not in ("success", "failed") or value}
 
 
 def _claim(verdict: Verdict) -> dict[str, Any]:
@@ -181,6 +192,7 @@ def _page(found: _Report) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
     )
     environment.globals |= {
+        "accuracy": accuracy,
         "mean_and_sd": mean_and_sd,
         "signed": signed,
         "shade": _shade,
@@ -249,7 +261,7 @@ def _level(cell: Measured, scale: tuple[float, float] | None) -> str:
 
 def _describe(cell: Measured) -> str:
     """Return the numbers of a cell in a sentence."""
-    parts = [f"{cell.name}: best {mean_and_sd(cell.best)}" + (f" ({_seeds(cell.best.n)})" if cell.best else "")]
+    parts = [f"{cell.name}: best {accuracy(cell)}" + (f" ({_seeds(cell.best.n)})" if cell.best else "")]
     if cell.final is not None:
         parts.append(f"last {mean_and_sd(cell.final)}")
     if cell.success is not None:

@@ -11,7 +11,7 @@ few seeds each by Welch's interval, since the published mean is an estimate too.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,8 @@ class Difference:
 class Measured:
     """The numbers of a cell. `beside` marks a baseline outside the grid, which is not counted with the grid.
 
-    `success` is how often the attack reached its goal in the evaluations that count, if it has one.
+    `success` is how often the attack reached its goal in the evaluations that count, if it has one; `failed` how many
+    runs failed.
     """
 
     labels: Labels
@@ -150,6 +151,7 @@ class Measured:
     bytes_up: float | None = None
     bytes_down: float | None = None
     success: Sample | None = None
+    failed: int = 0
 
     @property
     def name(self) -> str:
@@ -203,7 +205,9 @@ def measure(results: Results, paper_seeds: int = PAPER_SEEDS) -> list[Measured]:
         published = recipe.published(cell.labels)
         paper = None if published is None else Sample(*published, n=paper_seeds)
         labels = {axis: cell.labels[axis] for axis in recipe.axes}
-        cells.append(_measured(labels, labels in beside, played.get(tuple(labels.values()), []), paper))
+        found = _measured(labels, labels in beside, played.get(tuple(labels.values()), []), paper)
+        failed = sum(labels.items() <= failure.labels.items() for failure in results.failures)
+        cells.append(replace(found, failed=failed))
     return cells
 
 

@@ -3,16 +3,16 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cyber0.study.recipe import Recipe, Table
 from cyber0.study.statistics import Measured, Sample, rank
 
-__all__ = ["Grid", "grid", "mean_and_sd", "signed", "to_csv", "to_latex", "to_markdown", "worst_of"]
+__all__ = ["Grid", "accuracy", "grid", "mean_and_sd", "signed", "to_csv", "to_latex", "to_markdown", "worst_of"]
 
 Row = tuple[str, ...]
 MINUS = "\N{MINUS SIGN}"
-NO_CELL, NOT_RUN = "\N{EN DASH}", "not run"
+NO_CELL, NOT_RUN, FAILED = "\N{EN DASH}", "not run", "failed"
 COLUMNS = ("mean", "sd", "n", "mean_low", "mean_high", "final_mean", "final_sd", "paper_mean", "paper_sd")
 COMPARED = ("difference", "low", "high", "z", "bytes_up_per_client", "bytes_down_per_client")
 SUCCESS = ("attack_success_mean", "attack_success_sd")  # of studies with an attack that has a goal
@@ -28,10 +28,7 @@ ESCAPES = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Cells by row and column; `worst` has the cell of the least mean of each row that has several cells.
-
-    Where a study has attacks, a cell in which nobody lies is never the worst.
-    """
+    """Cells by row and column; `worst` has the cell of the least mean of each row that has several with liars."""
 
     axes: list[str]
     rows: list[Row]
@@ -39,6 +36,7 @@ class Grid:
     cells: dict[tuple[Row, str], Measured]
     worst: dict[Row, Measured]
     beside: list[Measured]
+    references: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def grid(recipe: Recipe, cells: Sequence[Measured]) -> Grid:
@@ -62,6 +60,7 @@ def grid(recipe: Recipe, cells: Sequence[Measured]) -> Grid:
         cells=placed,
         worst=_worst(_attacked(recipe, placed)),
         beside=[cell for cell in cells if cell.beside],
+        references=recipe.references,
     )
 
 
@@ -74,6 +73,15 @@ def mean_and_sd(sample: Sample | None) -> str:
     if sample is None:
         return NOT_RUN
     return f"{sample.mean:.1f}" if sample.sd is None else f"{sample.mean:.1f} ± {sample.sd:.1f}"
+
+
+def accuracy(cell: Measured) -> str:
+    """Return the accuracy of a cell as text, or why there is none.
+
+    >>> accuracy(Measured({}, False, Sample(59.7, 9.04, 5))), accuracy(Measured({}, False, failed=2))
+    ('59.7 ± 9.0', 'failed')
+    """
+    return FAILED if cell.best is None and cell.failed else mean_and_sd(cell.best)
 
 
 def signed(value: float) -> str:
@@ -119,6 +127,8 @@ def to_markdown(shown: Grid) -> str:
     text.insert(1, "|" + "---|" * len(lines[0]))
     if shown.beside:
         text += ["", "Beside the grid:", "", *(f"- {cell.name}: {_entry(cell, bold=False)}" for cell in shown.beside)]
+    if shown.references:
+        text += ["", "To compare with:", "", *(f"- {name}: {value:.1f}" for name, value in shown.references.items())]
     return "\n".join(text) + "\n"
 
 
@@ -134,11 +144,10 @@ def to_latex(shown: Grid) -> str:
     lines += [_tex_line([*titles[:down], "", *titles[down:]]), r"\midrule"]
     for row in shown.rows:
         lines += _in_latex(shown, row)
-    if shown.beside:
-        lines.append(r"\midrule")
-    for cell in shown.beside:
-        text = _tex(f"{cell.name}: {_entry(cell, bold=False)}")
-        lines.append(rf"\multicolumn{{{width}}}{{l}}{{{text}}} \\")
+    below = [f"{cell.name}: {_entry(cell, bold=False)}" for cell in shown.beside]
+    below += [f"{name}: {value:.1f}" for name, value in shown.references.items()]
+    lines += [r"\midrule"] if below else []
+    lines += [rf"\multicolumn{{{width}}}{{l}}{{{_tex(text)}}} \\" for text in below]
     return "\n".join([r"% needs \usepackage{booktabs}", *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -173,10 +182,9 @@ def _names(recipe: Recipe, axes: Sequence[str]) -> list[str]:
 
 
 def _attacked(recipe: Recipe, placed: Mapping[tuple[Row, str], Measured]) -> dict[tuple[Row, str], Measured]:
-    """Return the cells in which somebody lies; all of them if nobody does in any."""
+    """Return the cells in which somebody lies."""
     liars = [cell.labels for cell in recipe.cells() if cell.attacked]
-    kept = {place: cell for place, cell in placed.items() if cell.labels in liars}
-    return kept or dict(placed)
+    return {place: cell for place, cell in placed.items() if cell.labels in liars}
 
 
 def _worst(placed: Mapping[tuple[Row, str], Measured]) -> dict[Row, Measured]:
@@ -203,7 +211,7 @@ def _in_markdown(shown: Grid, row: Row, column: str) -> str:
 
 
 def _entry(cell: Measured, bold: bool) -> str:
-    ours = f"**{mean_and_sd(cell.best)}**" if bold else mean_and_sd(cell.best)
+    ours = f"**{accuracy(cell)}**" if bold else accuracy(cell)
     if cell.success is not None:
         ours += f", attack success {mean_and_sd(cell.success)}"
     if cell.paper is None:
@@ -215,7 +223,7 @@ def _entry(cell: Measured, bold: bool) -> str:
 def _in_latex(shown: Grid, row: Row) -> list[str]:
     cells = [shown.cells.get((row, column)) for column in shown.columns]
     worst = shown.worst.get(row)
-    ours = [_tex(NO_CELL if cell is None else mean_and_sd(cell.best)) for cell in cells]
+    ours = [_tex(NO_CELL if cell is None else accuracy(cell)) for cell in cells]
     bold = [rf"\textbf{{{text}}}" if cell and cell is worst else text for cell, text in zip(cells, ours, strict=True)]
     papers = [None if cell is None else cell.paper for cell in cells]
     goals = [None if cell is None else cell.success for cell in cells]

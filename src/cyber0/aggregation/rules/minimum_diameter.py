@@ -23,7 +23,7 @@ __all__ = ["minimum_diameter"]
 
 @on_rows(isometric=True)
 def minimum_diameter(vectors: Any, byzantine: int, *, most: int = 100_000) -> Any:
-    """Return the mean of the n - b vectors with the smallest diameter, found by trying all subsets, at most `most`.
+    """Return the mean of the n - b vectors with the smallest diameter, found by trying all subsets, up to `most`.
 
     Of subsets with the same diameter, the one with the least sum of squared distances is taken.
 
