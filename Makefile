@@ -31,8 +31,9 @@ style: .venv/ready
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
 
-# Types are checked beside the tests. One thread each: a busy machine is slow then, not stuck. Modules are compiled once,
-# even where PYTHONDONTWRITEBYTECODE is set, and not by each of the many processes.
+# Types are checked beside the tests. One thread each: a busy machine is slow then, not stuck, and workers are forked from
+# one process that has collected the tests. Modules are compiled once, even where PYTHONDONTWRITEBYTECODE is set, and not
+# by each of the many processes.
 test: style  ## everything CI runs: check, all tests, doctests and documentation snippets
 	@types=$$(mktemp); $(BIN)/basedpyright --level error >$$types 2>&1 & checker=$$!; \
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20; status=$$?; \
@@ -47,6 +48,7 @@ docs: .venv/ready  ## build the documentation into site/
 	@$(BIN)/python scripts/generate_reference.py
 	@$(BIN)/python scripts/notebooks.py --pages
 	@$(BIN)/zensical build --clean
+	@$(BIN)/python scripts/complete_site.py
 	@echo "Look at it: $(BIN)/python -m http.server --directory site 8000, then http://127.0.0.1:8000 (search needs HTTP)"
 
 clean:  ## remove the environment and everything built

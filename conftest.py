@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
+from tests.processes import fork_workers
 
 from cyber0.threads import cores
 
@@ -32,6 +33,12 @@ pytest_collect_file = Sybil(
 def pytest_xdist_auto_num_workers() -> int:
     """Two workers more than cores, for many tests wait; the longest one waits about as long as eight work."""
     return min(cores(), 8) + 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Let one process collect for all workers."""
+    fork_workers(config, specs)
 
 
 collect_ignore: list[str] = []
