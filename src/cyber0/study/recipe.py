@@ -290,8 +290,8 @@ def get_recipe(name: str) -> Recipe:
     recipe = Recipe.of(keys)
     if not any(keys.get(part) for part in ("base", "axes", "also", "choose")):
         raise InvalidConfig(
-            f"the recipe {name} says nothing to play: write keys of all runs below [base], as rounds = 100, and what to "
-            'compare below [axes], as rule = ["mean", "cwtm"]; cyber0 study table1 --print-recipe shows one'
+            f"the recipe {name} says nothing to play: write keys of all runs below [base], as rounds = 100, and what "
+            'to compare below [axes], as rule = ["mean", "cwtm"]; cyber0 study table1 --print-recipe shows one'
         )
     return recipe
 
