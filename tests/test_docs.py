@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.test_names import exists
 from typer.testing import CliRunner
 
@@ -195,3 +197,10 @@ def test_an_unknown_kind_of_names_is_refused():
 def test_the_picture_of_a_round_is_what_the_script_draws(scheme):
     drawn = runpy.run_path(str(ROOT / "scripts" / "draw_round.py"))
     assert (DOCS / f"round-{scheme}.svg").read_text(encoding="utf-8") == drawn["picture"](drawn["SCHEMES"][scheme])
+
+
+def test_the_figure_for_dark_pages_is_that_for_light_ones():
+    dark = runpy.run_path(str(ROOT / "scripts" / "darken.py"))["darkened"](Image.open(DOCS / "liars.png"))
+    kept = Image.open(DOCS / "liars-dark.png")
+    assert np.abs(np.asarray(dark, dtype=int) - np.asarray(kept, dtype=int)).max() <= 1
+    assert dark.getpixel((0, 0))[3] == 0
