@@ -278,6 +278,7 @@ def test_a_model_that_diverges_leaves_numbers_that_json_knows(tmp_path):
     ("options", "message"),
     [
         (["--byzantine", 20], "byzantine = 20 of clients = 40: at most 19 may lie"),
+        (["--clients", 8], "byzantine = 10 of clients = 8: at most 3 may lie; 10 is the default, give another"),
         (["--rule", "nnm+cwmt"], "did you mean 'cwtm'"),
         (["--attack", "fo"], "unknown attack 'fo'"),
         (["--scheme", "sideways"], "scheme = 'sideways'"),
