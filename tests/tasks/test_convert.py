@@ -239,6 +239,7 @@ def bad_inputs():
         ((X[:0], Y[:0]), r"train inputs have shape \(0, 4\): there are no samples in them"),
         ((X, Y - 1), "targets run from -1 to 2: classes are numbered from 0 on$"),
         ((X, Y.float()), "train targets are of type float32.*for a regression give a loss"),
+        ((X, functional.one_hot(Y).float()), r"classes are numbered by integers, as by targets.argmax\(1\)"),
         ((X, Y, Y), r"train has 3 parts: give two, \(inputs, targets\)"),
         ([X, Y], "train is a list of 2 arrays: .* give a tuple"),
         ([], "train is an empty list: give one data set for each client"),

@@ -110,7 +110,7 @@ class Composition:
         if tuple(result.shape) != expected:
             raise InvalidAggregation(
                 f"rule {self.name!r} made {tuple(vectors.shape)} votes into {tuple(result.shape)}: "
-                f"it must give {expected}; the clients' axis is the last but one"
+                f"it must give {expected}; the clients' axis is the last but one, axis=-2"
             )
 
 

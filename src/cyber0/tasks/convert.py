@@ -119,10 +119,11 @@ def _classes(trained: Array, tested: Array, loss: Loss | None, classes: Any) -> 
     integer = trained.dtype.kind in "biu" and tested.dtype.kind in "biu"
     if classes is None and (loss is None or (integer and trained.ndim == 1)):
         if not integer:
+            one_hot = trained.ndim == 2 and trained.shape[1] > 1
+            numbers = "targets.argmax(1)" if one_hot else "targets.long() of torch, targets.astype(int) of NumPy"
             raise InvalidData(
                 f"train targets are of type {trained.dtype}, test targets of type {tested.dtype}: classes are numbered "
-                "by integers, as after targets.long(); for a regression give a loss, as "
-                "loss=torch.nn.functional.mse_loss"
+                f"by integers, as by {numbers}; for a regression give a loss, as loss=torch.nn.functional.mse_loss"
             )
         lowest = min(int(trained.min()), int(tested.min()))
         classes = max(int(trained.max()), int(tested.max())) + 1
