@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.test_names import exists
 from typer.testing import CliRunner
 
@@ -67,7 +69,9 @@ def broken(page, text):
             continue
         path, _, anchor = link.partition("#")
         target = Path(os.path.normpath(page.parent / unquote(path))) if path else page
-        if not target.exists() and target not in GENERATED:
+        if target in GENERATED and page not in GENERATED:
+            yield f"{link}: the site has it, but not the repository; scripts/complete_site.py has what to link to"
+        elif not target.exists() and target not in GENERATED:
             yield f"{link}: there is no {path}"
         elif anchor.startswith("cyber0."):
             if not exists(anchor):
@@ -85,16 +89,26 @@ def test_links_lead_somewhere(page):
 
 def test_the_site_has_what_its_pages_link_to(tmp_path):
     root, site = tmp_path / "root", tmp_path / "root" / "site"
-    for name in ("results/one/report.html", "docs/a.svg", "site/reference/page.html"):
+    files = ["results/one/report.html", "docs/a.svg", "docs/notebooks/a.ipynb", "src/cyber0/config.py"]
+    pages = ["site/reference/page.html", "site/reference/configuration.html", "site/notebooks/a.html"]
+    for name in (*files, *pages):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / "results/one/report.html").write_text("ours")
-    (root / "docs/a.svg").write_text("")
-    page = site / "reference" / "page.html"
-    links = ['href="../../results/one/report.html#table"', 'src="../a.svg"', 'href="../nowhere.html"', 'href="b.html"']
-    page.write_text(" ".join(links))
-    complete = runpy.run_path(str(ROOT / "scripts" / "complete_site.py"))["complete"]
-    assert complete(site, root) == [Path("results/one/report.html")]
-    assert page.read_text().split() == ['href="../results/one/report.html#table"', *links[1:]]
+        (root / name).write_text("ours")
+    page, notebook = site / "reference" / "page.html", site / "notebooks" / "a.html"
+    made = {
+        'href="../../results/one/report.html#table"': 'href="../results/one/report.html#table"',
+        'href="../../src/cyber0/config.py"': 'href="configuration.html"',
+        'href="../notebooks/a.ipynb"': 'href="../notebooks/a.html"',
+    }
+    links = ['src="../a.svg"', 'href="../nowhere.html"', 'href="b.html"', 'href="https://a.org/b.ipynb"']
+    page.write_text(" ".join([*made, *links]))
+    notebook.write_text('href="a.ipynb"')
+    script = runpy.run_path(str(ROOT / "scripts" / "complete_site.py"))
+    assert script["complete"](site, root) == [Path("results/one/report.html")]
+    assert page.read_text().split() == [*made.values(), *links]
+    assert notebook.read_text() == 'href="a.ipynb"'
+    assert [name for name in script["MADE"] if not (ROOT / name).is_file()] == []
+    assert {DOCS / Path(page).with_suffix(".md") for page in script["MADE"].values()} <= {*GENERATED}
     assert (site / "results/one/report.html").read_text() == "ours"
 
 
@@ -183,3 +197,10 @@ def test_an_unknown_kind_of_names_is_refused():
 def test_the_picture_of_a_round_is_what_the_script_draws(scheme):
     drawn = runpy.run_path(str(ROOT / "scripts" / "draw_round.py"))
     assert (DOCS / f"round-{scheme}.svg").read_text(encoding="utf-8") == drawn["picture"](drawn["SCHEMES"][scheme])
+
+
+def test_the_figure_for_dark_pages_is_that_for_light_ones():
+    dark = runpy.run_path(str(ROOT / "scripts" / "darken.py"))["darkened"](Image.open(DOCS / "liars.png"))
+    kept = Image.open(DOCS / "liars-dark.png")
+    assert np.abs(np.asarray(dark, dtype=int) - np.asarray(kept, dtype=int)).max() <= 1
+    assert dark.getpixel((0, 0))[3] == 0

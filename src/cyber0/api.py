@@ -71,7 +71,8 @@ def simulate(
         loss: loss(outputs, targets) -> one value for each sample; cross-entropy of classes if not given. A torch loss
             will do as it is.
         metrics: What else to measure at each evaluation: functions of all outputs and all targets, by name.
-        classes: How many classes there are, or their names; one more than the largest label if not given.
+        classes: How many classes there are, or their names; one more than the largest label if not given. Labels that
+            are texts are numbered in the order of these names, or sorted.
         clients: How many clients there are; 40, or as many as `train` has data sets.
         byzantine: How many of them lie; a quarter.
         partition: How `train` is dealt to the clients: "dirichlet", "iid", "shards", "shuffled", or a function.

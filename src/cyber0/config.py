@@ -160,7 +160,10 @@ class Agreement(Options):
     def _agreed(self) -> Self:
         if 2 * self.byzantine >= self.clients:
             most = (self.clients - 1) // 2
-            raise ValueError(f"byzantine = {self.byzantine} of clients = {self.clients}: at most {most} may lie")
+            raise ValueError(
+                f"byzantine = {self.byzantine} of clients = {self.clients}: at most {most} may lie"
+                + ("" if "byzantine" in self.model_fields_set else f"; {self.byzantine} is the default, give another")
+            )
         if self.invited <= 2 * self.byzantine:
             raise ValueError(
                 f"participation = {self.participation} invites {self.invited} of clients = {self.clients}: more than "

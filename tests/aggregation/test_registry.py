@@ -1,6 +1,7 @@
 """Rules by name, and what is refused."""
 
 import pickle
+import re
 from functools import partial
 
 import numpy as np
@@ -83,7 +84,6 @@ def test_a_callable_of_the_users_is_a_rule_or_a_step() -> None:
     [
         ("krun", r"unknown rule 'krun': use one of bulyan, .* \(did you mean 'krum'\?\)"),
         ("nmm+cwtm", r"unknown pre-aggregation 'nmm'.*did you mean 'nnm'"),
-        ("nnm", "unknown rule 'nnm'"),
         ("cwtm+krum", "unknown pre-aggregation 'cwtm'"),
         ("krum(powr=1)", r"unknown option 'powr' of krum.*neighbours, power \(did you mean 'power'\?\)"),
         ("mean(x=1)", r"unknown option 'x' of mean: it has no options"),
@@ -94,6 +94,12 @@ def test_a_callable_of_the_users_is_a_rule_or_a_step() -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str, message: str | None) -> None:
     with pytest.raises(UnknownName, match=message):
         get_rule(name)(VOTES, 1)
+
+
+@pytest.mark.parametrize(("name", "right"), [("nnm", "nnm+cwtm"), ("cwtm+clip(radius=1)", "clip(radius=1)+cwtm")])
+def test_a_pre_aggregation_alone_is_told_what_it_needs(name, right):
+    with pytest.raises(InvalidAggregation, match=rf"a rule must follow it, as in {re.escape(right)}$"):
+        get_rule(name)
 
 
 @pytest.mark.parametrize(

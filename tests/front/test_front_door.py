@@ -444,7 +444,7 @@ class Misspelt(cyber0.Callback):
         ({"callbacks": [Misspelt()]}, InvalidUserCode, "Misspelt has after_rounds, which nothing calls"),
         ({"test": None}, Cyber0Error, "test = None"),
         ({"batch": 10**11}, InvalidConfig, "GiB for a local step"),
-        ({"byzantine": 3}, InvalidConfig, "byzantine = 3 of clients = 6: at most 2 may lie"),
+        ({"byzantine": 3}, InvalidConfig, "byzantine = 3 of clients = 6: at most 2 may lie$"),
         ({"metrics": {"f1": lambda outputs, targets: 1 / 0}}, InvalidUserCode, "metric 'f1' .* ZeroDivisionError"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

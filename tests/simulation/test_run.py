@@ -204,7 +204,13 @@ def test_folders_in_use_are_refused(tmp_path, monkeypatch, capsys):
     said = fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
     held.close()
     assert said.endswith("is in use by another run that has not ended\n")
-    assert "holds no run" in fail("--resume", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    said = fail("--resume", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert said.endswith(
+        f"{tmp_path} holds no run: there is no config.toml in it; it has folders of runs in it, as {out}\n"
+    )
+    (tmp_path / "study.toml").write_text("")
+    said = fail("--resume", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert said.endswith(f"; it is the folder of a study, whose report is {tmp_path}/report.html\n")
     assert "would make it another one" in fail("--resume", out, "--lr", 1, monkeypatch=monkeypatch, capsys=capsys)
     (out / "scalars.f32").write_bytes(b"")
     assert "it was cut off" in fail("--resume", out, monkeypatch=monkeypatch, capsys=capsys)
@@ -278,6 +284,7 @@ def test_a_model_that_diverges_leaves_numbers_that_json_knows(tmp_path):
     ("options", "message"),
     [
         (["--byzantine", 20], "byzantine = 20 of clients = 40: at most 19 may lie"),
+        (["--clients", 8], "byzantine = 10 of clients = 8: at most 3 may lie; 10 is the default, give another"),
         (["--rule", "nnm+cwmt"], "did you mean 'cwtm'"),
         (["--attack", "fo"], "unknown attack 'fo'"),
         (["--scheme", "sideways"], "scheme = 'sideways'"),

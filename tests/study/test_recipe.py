@@ -109,6 +109,13 @@ def test_what_is_wrong_with_a_recipe_is_said(keys, message):
         Recipe.of(keys)
 
 
+@pytest.mark.parametrize("text", ["", "# later\n", 'title = "Mine"\nseeds = 2\n[axes]\n'])
+def test_a_recipe_without_anything_to_play_is_told_what_it_needs(tmp_path, text):
+    (tmp_path / "empty.toml").write_text(text)
+    with pytest.raises(InvalidConfig, match=r"empty.toml says nothing to play: .* below \[base\].* below \[axes\]"):
+        get_recipe(str(tmp_path / "empty.toml"))
+
+
 def test_a_study_without_axes_has_one_cell_which_is_the_base():
     for keys in ({"base": {"rule": "krum"}}, {"base": {"rule": "krum"}, "axes": {}}):
         recipe = Recipe.of({**keys, "seeds": 3})

@@ -230,6 +230,14 @@ def test_what_is_wrong_with_a_command_is_said(arguments, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_wrong_label_is_not_told_to_go_on_with_the_same_command(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "one.json").write_text("{}")
+    done = CliRunner().invoke(app, ["study", "quick", "--only", "attack=ALIEE", "--out", str(tmp_path)])
+    assert "did you mean 'ALIE'" in str(done.exception)
+    assert not getattr(done.exception, "__notes__", [])
+
+
 def test_every_problem_of_every_cell_is_named_before_the_first_run(tmp_path):
     axes = {"rule": ["cwtm", "krumm", "bulyan", "no_such_module:rule"], "attack": {"S": "sf", "A": "alie(omegas=2)"}}
     base = {**SMALL, "partition": "iit", "task": "mnits", "device": "quantum"}

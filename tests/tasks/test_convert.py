@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidAttack, InvalidData, InvalidUserCode
+from cyber0.errors import InvalidAttack, InvalidData, InvalidUserCode, UnknownName
 from cyber0.parameters import Parameters
 from cyber0.simulation import Simulation
 from cyber0.tasks.convert import task_of
@@ -26,6 +27,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(60, 4, generator=GENERATOR)
 Y = torch.arange(60) % 3
 VALUES = X.sum(1, keepdim=True)
+WORDS = ["cat", "dog", "bird"] * 20
 
 
 class Net(nn.Module):
@@ -237,6 +239,7 @@ def bad_inputs():
         ((X[:0], Y[:0]), r"train inputs have shape \(0, 4\): there are no samples in them"),
         ((X, Y - 1), "targets run from -1 to 2: classes are numbered from 0 on$"),
         ((X, Y.float()), "train targets are of type float32.*for a regression give a loss"),
+        ((X, functional.one_hot(Y).float()), r"classes are numbered by integers, as by targets.argmax\(1\)"),
         ((X, Y, Y), r"train has 3 parts: give two, \(inputs, targets\)"),
         ([X, Y], "train is a list of 2 arrays: .* give a tuple"),
         ([], "train is an empty list: give one data set for each client"),
@@ -249,12 +252,36 @@ def bad_inputs():
         (Samples(count=0), "train data set .*Samples is empty"),
         (Samples(lambda i: {"x": i}), r"sample 0 of train is of type dict: a data set gives pairs"),
         (Samples(lambda i: (X[i, : 1 + (i > 5)], 0)), r"sample 0 has \(1,\), sample 6 has \(2,\); crop, pad or resize"),
-        (Samples(lambda i: (X[i], "cat")), "train targets are of type <U3: give numbers"),
+        (Samples(lambda i: (X[i], "cat")), "targets are texts in train and numbers in test: give one or the other"),
+        ([(X, Y), (X, WORDS)], r"targets are texts in train\[1\] and numbers in train\[0\]"),
+        ((X, np.array(WORDS, dtype="S4")), "train targets are texts: give numbers from 0 to .* return_inverse=True"),
+        ((X, [*WORDS[1:], None]), "train targets are of type object: give numbers"),
+        ((WORDS, Y), "train inputs are texts: give numbers"),
     ],
 )
 def test_data_that_cannot_be_used(train, said):
     with pytest.raises(InvalidData, match=said):
         task_of(Net, train, (X, Y))
+
+
+@pytest.mark.parametrize("kind", [np.array, list, pd.Series, lambda words: pd.Series(words, dtype="category")])
+def test_labels_that_are_texts_are_numbered_as_scikit_learn_does(kind):
+    data = task_of(Net, (X, kind(WORDS)), (X[:5], kind(WORDS[:5]))).dataset
+    assert data.classes == 3
+    assert np.array_equal(data.train_labels, np.unique(WORDS, return_inverse=True)[1])
+    assert np.array_equal(data.test_labels, data.train_labels[:5])
+
+
+def test_labels_that_are_texts_have_the_order_of_the_names_given():
+    words = X, WORDS
+    named = task_of(Net, words, words, classes=["dog", "cat", "bird", "fish"])
+    assert named.dataset.classes == 4
+    assert named.dataset.train_labels[:3].tolist() == [1, 0, 2]
+    assert named.meaning != task_of(Net, words, words).meaning
+    assert task_of(Net, words, words, classes=5).dataset.classes == 5
+    assert task_of(Net, Samples(lambda i: (X[i], WORDS[i])), words).dataset.classes == 3
+    with pytest.raises(UnknownName, match="unknown class 'bird' of the train targets: use one of cat, dog"):
+        task_of(Net, words, words, classes=["dog", "cat"])
 
 
 def test_labels_from_1():

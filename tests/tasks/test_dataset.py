@@ -64,7 +64,7 @@ def test_targets_of_a_regression_are_any_floats():
         (X[:7], Y, 2, "7 train inputs and 8 train labels: give one label for each input"),
         (X[:0], Y[:0], 2, r"train inputs have shape \(0, 3\): there are no samples in them"),
         (np.array([object()] * 8), Y, 2, "train inputs are of type object: give numbers"),
-        (np.array(["a"] * 8), Y, 2, "train inputs are of type <U1: give numbers"),
+        (np.array(["a"] * 8), Y, 2, "train inputs are texts: give numbers, as a NumPy array"),
         ([[1.0], [1.0, 2.0]], [0, 1], 2, "train inputs cannot be made an array"),
         (X, Y + 1, 2, "run from 1 to 2, and there are 2 classes: number them from 0 to 1, as by labels - 1"),
         (X, Y - 1, 2, "run from -1 to 0, and there are 2 classes: number them from 0 to 1$"),

@@ -131,6 +131,7 @@ def test_shards_hold_few_labels():
     ("labels", "clients", "seed", "message"),
     [
         ([1, 2, 3], 4, 0, "3 samples are too few for 4 clients"),
+        ([1], 4, 0, "1 sample is too few for 4 clients"),
         ([1, 2, 3], 0, 0, "clients = 0"),
         ([[1, 2, 3]], 1, 0, "one label for each sample"),
         ([1, 2, 3], 1, -1, "seed = -1"),

@@ -110,7 +110,7 @@ class Composition:
         if tuple(result.shape) != expected:
             raise InvalidAggregation(
                 f"rule {self.name!r} made {tuple(vectors.shape)} votes into {tuple(result.shape)}: "
-                f"it must give {expected}; the clients' axis is the last but one"
+                f"it must give {expected}; the clients' axis is the last but one, axis=-2"
             )
 
 
@@ -157,6 +157,10 @@ def get_rule(name: str | Rule, semantics: int = SEMANTICS) -> Composition:
     *first, last = PLUS.split(name)
     older = {step: rule for version in range(SEMANTICS - 1, semantics - 1, -1) for step, rule in _older(version)}
     known, rules = ({**now, **{k: v for k, v in older.items() if k in now}} for now in (PREAGGREGATIONS, RULES))
+    if last.partition("(")[0].strip() in PREAGGREGATIONS:
+        raise InvalidAggregation(
+            f"rule {name!r} ends with a pre-aggregation, {last}: a rule must follow it, as in {last}+cwtm"
+        )
     steps = [registry.resolve("pre-aggregation", text, known) for text in first]
     return compose(*steps, registry.resolve("rule", last, rules, aliases=ALIASES, reserved=["memory"]))
 

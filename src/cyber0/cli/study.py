@@ -170,6 +170,7 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any], track: list[str
     console = Console(soft_wrap=True)
     for name in track:
         get_tracker(name)  # before the first run is played
+    played(recipe).chosen(options["only"])  # refuses a label that there is not, with nothing to go on with
     with keeping(lambda: _kept(folder)), _Display(console, played(recipe), track) as watch:
         results = play(recipe, folder, watch=watch, **options)
     if len(results.frame):

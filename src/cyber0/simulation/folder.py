@@ -133,7 +133,7 @@ class RunFolder:
     def configuration(path: Path) -> RunConfig:
         """Return what the run in a folder was asked to do."""
         if not (path / "config.toml").exists():
-            raise InvalidConfig(f"{path} holds no run: there is no config.toml in it")
+            raise InvalidConfig(f"{path} holds no run: there is no config.toml in it{_held_instead(path)}")
         keys = load(path / "config.toml")
         config = RunConfig(**keys)
         missing = sorted(config.model_dump(exclude_none=True).keys() - keys.keys())
@@ -275,3 +275,11 @@ def _clear(path: Path) -> None:
     for state in path.glob("attack-*.json"):
         state.unlink()
     rmtree(path / "votes", ignore_errors=True)
+
+
+def _held_instead(path: Path) -> str:
+    """Return what a folder holds that is not the folder of a run, if that is a study or other runs."""
+    if (path / "study.toml").exists():
+        return f"; it is the folder of a study, whose report is {path / 'report.html'}"
+    first = min(path.glob("*/config.toml"), default=None)
+    return "" if first is None else f"; it has folders of runs in it, as {first.parent}"

@@ -286,7 +286,14 @@ def get_recipe(name: str) -> Recipe:
     Traceback (most recent call last):
     cyber0.errors.UnknownName: unknown study 'tabel1': use one of ... (did you mean 'table1'?)
     """
-    return Recipe.of(_keys(name, ()))
+    keys = _keys(name, ())
+    recipe = Recipe.of(keys)
+    if not any(keys.get(part) for part in ("base", "axes", "also", "choose")):
+        raise InvalidConfig(
+            f"the recipe {name} says nothing to play: write keys of all runs below [base], as rounds = 100, and what "
+            'to compare below [axes], as rule = ["mean", "cwtm"]; cyber0 study table1 --print-recipe shows one'
+        )
+    return recipe
 
 
 def _keys(name: str, heirs: tuple[str, ...]) -> dict[str, Any]:

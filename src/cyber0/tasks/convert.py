@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import data as torch_data
 
-from cyber0.errors import InvalidData, InvalidUserCode
-from cyber0.tasks.dataset import Dataset, as_array, refuse_not_finite, to_numpy
+from cyber0.errors import InvalidData, InvalidUserCode, UnknownName
+from cyber0.tasks.dataset import Dataset, as_array, is_text, refuse_not_finite, to_numpy
 from cyber0.tasks.losses import Loss, cross_entropy, output_loss
 from cyber0.tasks.meaning import digest
 from cyber0.tasks.task import Metric, Task
@@ -51,7 +51,7 @@ def task_of(
         metrics: Functions of all outputs and all targets of an evaluation, by name, each returning a number.
         classes: How many there are, or their names in the order of their numbers; by default one more than the largest
             label. Targets are classes if they are integers, one for each sample, or if `loss` is not given, or if
-            `classes` is.
+            `classes` is. Targets that are texts are numbered in the order of these names, by default sorted.
         name: What reports call the task; by default the model's name.
         layerwise: Whether the model is measured a layer at a time, to save memory.
 
@@ -70,11 +70,16 @@ def task_of(
         )
     trained, shares = _per_client(train) if isinstance(train, list) else (_pair(train, "train"), None)
     tested = _pair(test, "test")
-    if _is_binary(loss):
-        trained, tested = _with_floats(trained), _with_floats(tested)
     _check_alike(trained, tested, ("train", "test"))
     names = None if classes is None or isinstance(classes, int | np.integer) else [str(each) for each in classes]
-    known = _classes(trained[1], tested[1], loss, len(names) if names else classes)
+    count = len(names) if names else classes
+    if is_text(trained[1]):
+        names = names or sorted({str(each) for _, targets in (trained, tested) for each in targets.flat})
+        count = count or len(names)
+        trained, tested = _numbered(trained, "train", names), _numbered(tested, "test", names)
+    if _is_binary(loss):
+        trained, tested = _with_floats(trained), _with_floats(tested)
+    known = _classes(trained[1], tested[1], loss, count)
     dataset = Dataset(*trained, *tested, classes=known, source=GIVEN, shares=shares)
     refuse_not_finite(dataset.train_inputs, "train inputs")
     refuse_not_finite(dataset.train_labels, "train targets")
@@ -84,6 +89,15 @@ def task_of(
     called = label_of(model).rpartition(".")[2] if name is None else name
     meaning = {"labels": digest(names or known)}
     return Task(called, dataset, _builder(model), losses, metrics or {}, meaning, layerwise)
+
+
+def _numbered(pair: Pair, what: str, names: Sequence[str]) -> Pair:
+    """Return inputs, and the places of targets that are texts among the names of the classes."""
+    places = {name: place for place, name in enumerate(names)}
+    if unknown := sorted({str(each) for each in pair[1].flat} - set(places)):
+        raise UnknownName("class", unknown[0], names, of=f"the {what} targets")
+    numbers = np.array([places[str(each)] for each in pair[1].flat], dtype=np.int64)
+    return pair[0], numbers.reshape(pair[1].shape)
 
 
 def _is_binary(loss: Any) -> bool:
@@ -105,10 +119,11 @@ def _classes(trained: Array, tested: Array, loss: Loss | None, classes: Any) -> 
     integer = trained.dtype.kind in "biu" and tested.dtype.kind in "biu"
     if classes is None and (loss is None or (integer and trained.ndim == 1)):
         if not integer:
+            one_hot = trained.ndim == 2 and trained.shape[1] > 1
+            numbers = "targets.argmax(1)" if one_hot else "targets.long() of torch, targets.astype(int) of NumPy"
             raise InvalidData(
                 f"train targets are of type {trained.dtype}, test targets of type {tested.dtype}: classes are numbered "
-                "by integers, as after targets.long(); for a regression give a loss, as "
-                "loss=torch.nn.functional.mse_loss"
+                f"by integers, as by {numbers}; for a regression give a loss, as loss=torch.nn.functional.mse_loss"
             )
         lowest = min(int(trained.min()), int(tested.min()))
         classes = max(int(trained.max()), int(tested.max())) + 1
@@ -200,7 +215,7 @@ def _pair(given: Any, what: str) -> Pair:
     if issubclass(kind, tuple):
         if len(given) != 2:
             raise InvalidData(f"{what} has {len(given)} parts: give two, (inputs, targets)")
-        inputs, targets = as_array(given[0], f"{what} inputs"), as_array(given[1], f"{what} targets")
+        inputs, targets = as_array(given[0], f"{what} inputs"), _targets(given[1], f"{what} targets")
     elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not issubclass(kind, list | dict | str):
         inputs, targets = _samples(given, what)
     else:
@@ -208,6 +223,16 @@ def _pair(given: Any, what: str) -> Pair:
     if len(inputs) != len(targets):
         raise InvalidData(f"{what} has {len(inputs)} inputs and {len(targets)} targets: give a target for each input")
     return inputs, targets
+
+
+def _targets(values: Any, what: str) -> Array:
+    """Return targets as an array: of numbers, or of texts that are numbered later."""
+    listed = isinstance(values, list | tuple)
+    if listed or isinstance(values, np.ndarray) or hasattr(values, "iloc"):  # or a column of pandas
+        array: Array = np.asarray(values, dtype=object if listed else None)
+        if is_text(array) and array.dtype.kind != "S":
+            return array
+    return as_array(values, what)
 
 
 def _samples(dataset: Any, what: str) -> Pair:
@@ -234,7 +259,11 @@ def _samples(dataset: Any, what: str) -> Pair:
                 f"the input of sample {index} of {what} is an image: give the data set a transform to tensors, as "
                 "torchvision.transforms.ToTensor()"
             )
-    return _stacked([x for x, _ in found], f"{what} inputs"), _stacked([y for _, y in found], f"{what} targets")
+    targets = [y for _, y in found]
+    texts = all(isinstance(target, str) for target in targets)
+    return _stacked([x for x, _ in found], f"{what} inputs"), (
+        np.array(targets, dtype=object) if texts else _stacked(targets, f"{what} targets")
+    )
 
 
 def _stacked(values: list[Any], what: str) -> Array:
@@ -250,9 +279,12 @@ def _stacked(values: list[Any], what: str) -> Array:
 
 
 def _check_alike(one: Pair, other: Pair, names: tuple[str, str]) -> None:
-    """Refuse two parts whose inputs differ in shape."""
+    """Refuse two parts whose inputs differ in shape, or of which one has targets that are texts."""
     if one[0].shape[1:] != other[0].shape[1:]:
         raise InvalidData(
             f"an input has shape {one[0].shape[1:]} in {names[0]} and {other[0].shape[1:]} in {names[1]}: give inputs "
             "of one shape"
         )
+    if is_text(one[1]) != is_text(other[1]):
+        texts, numbers = names if is_text(one[1]) else names[::-1]
+        raise InvalidData(f"targets are texts in {texts} and numbers in {numbers}: give one or the other in both")

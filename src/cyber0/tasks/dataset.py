@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cyber0.errors import InvalidData
 
-__all__ = ["Dataset", "as_array", "refuse_not_finite", "to_numpy"]
+__all__ = ["Dataset", "as_array", "is_text", "refuse_not_finite", "to_numpy"]
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
@@ -149,9 +149,10 @@ labels - 1
 def as_array(values: Any, what: str) -> Array:
     """Return a torch tensor, an array or nested lists as a NumPy array; objects and texts are refused.
 
-    >>> as_array(["a", "b"], "train labels")
+    >>> as_array(["cat", "dog"], "train labels")
     Traceback (most recent call last):
-    cyber0.errors.InvalidData: train labels are of type <U1: give numbers, as a tensor or a NumPy array
+    cyber0.errors.InvalidData: train labels are texts: give numbers from 0 to the number of classes - 1, as by \
+np.unique(labels, return_inverse=True)[1]
     """
     if np.ma.is_masked(values):
         raise InvalidData(
@@ -163,11 +164,25 @@ def as_array(values: Any, what: str) -> Array:
         raise InvalidData(f"{what} cannot be made an array: {error}") from error
     if not array.flags.writeable and not isinstance(values, np.memmap):
         array = array.copy()  # of a table of pandas, for instance: torch shares arrays that can be written to alone
+    if is_text(array):
+        labels = what.endswith(("labels", "targets"))
+        numbers = "from 0 to the number of classes - 1, as by np.unique(labels, return_inverse=True)[1]"
+        raise InvalidData(f"{what} are texts: give numbers" + (f" {numbers}" if labels else ", as a NumPy array"))
     if array.dtype.kind not in "biuf":
         raise InvalidData(f"{what} are of type {array.dtype}: give numbers, as a tensor or a NumPy array")
     if array.ndim == 0 or array.size == 0:
         raise InvalidData(f"{what} have shape {array.shape}: there are no samples in them")
     return array
+
+
+def is_text(array: Array) -> bool:
+    """Return whether the values of an array are all texts, as its type says or, as pandas has them, one by one.
+
+    >>> is_text(np.array(["cat"])), is_text(np.array(["cat", "dog"], dtype=object)), is_text(np.array([1]))
+    (True, True, False)
+    """
+    kind = array.dtype.kind
+    return kind in "UST" or (kind == "O" and array.size > 0 and all(isinstance(each, str) for each in array.flat))
 
 
 def to_numpy(values: Any) -> Any:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cyber0 import registry
 from cyber0.errors import InvalidData, UnknownName
+from cyber0.printable import many
 from cyber0.tasks.dataset import Dataset, to_numpy
 from cyber0.tasks.dirichlet import by_client, by_label, deal, evenly, fill_empty
 from cyber0.user_code import calling
@@ -270,7 +271,8 @@ def _enter(labels: ArrayLike, clients: int, seed: int) -> tuple[NDArray[Any], np
     if clients < 1:
         raise InvalidData(f"clients = {clients}: at least one is needed")
     if len(known) < clients:
-        raise InvalidData(f"{len(known)} samples are too few for {clients} clients: each needs at least one")
+        few = many(len(known), "sample is", "samples are")
+        raise InvalidData(f"{few} too few for {clients} clients: each needs at least one")
     if not 0 <= seed < 2**64:
         raise InvalidData(f"seed = {seed} is out of range: it must be an integer from 0 to 2**64 - 1")
     return known, np.random.default_rng((seed, DOMAIN))
