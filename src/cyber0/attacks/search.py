@@ -23,7 +23,7 @@ import numpy as np
 
 from cyber0.attacks.scene import namespace
 
-__all__ = ["DEFAULT", "SEARCHES", "both", "grid", "line", "zoom"]
+__all__ = ["DEFAULT", "MORE", "MORE_2", "SEARCHES", "both", "grid", "line", "zoom"]
 
 Distance = Callable[[Any], Any]
 Found = tuple[Any, Any]
@@ -73,13 +73,26 @@ def grid(distance: Distance, unit: Any, also: Any = None) -> Found:  # noqa: ARG
 
 
 def zoom(distance: Distance, unit: Any, also: Any = None) -> Found:
-    """Search a short grid, and the omegas worth a try, then two finer grids around the best so far: three calls.
+    """Search a short grid, and the omegas worth a try, then two finer grids around the best so far, and try omega 0.
 
     >>> omega, value = zoom(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
     >>> round(float(omega), 2)
     4.96
     >>> zoom(lambda omegas: np.where(omegas == 1.234, 9.0, 0.0), np.ones(()), also=np.array([1.234]))[1]
     array(9.)
+    >>> zoom(lambda omegas: -omegas, np.ones(()))[0]
+    array(0.)
+    """
+    zero = namespace(unit).zeros_like(unit)
+    return _better((zero, distance(zero[None])[0]), zoom_2(distance, unit, also))
+
+
+def zoom_2(distance: Distance, unit: Any, also: Any = None) -> Found:
+    """Search as `zoom` does without omega 0.
+
+    >>> omega, value = zoom_2(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
+    >>> round(float(omega), 2)
+    4.96
     """
     if also is None:
         return zoom_1(distance, unit)
@@ -102,7 +115,7 @@ def zoom(distance: Distance, unit: Any, also: Any = None) -> Found:
 
 
 def zoom_1(distance: Distance, unit: Any, also: Any = None) -> Found:  # noqa: ARG001
-    """Search as `zoom` does without omegas worth a try.
+    """Search as `zoom` does without omegas worth a try and without omega 0.
 
     >>> omega, value = zoom_1(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
     >>> round(float(omega), 2)
@@ -128,25 +141,39 @@ def both(distance: Distance, unit: Any, also: Any = None) -> Found:
     return _better(zoom(distance, unit, also), line(distance, unit))
 
 
+def both_2(distance: Distance, unit: Any, also: Any = None) -> Found:
+    """Search by `line` and by `zoom_2`, and return the better result.
+
+    >>> omega, value = both_2(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
+    >>> round(float(omega), 2)
+    4.96
+    """
+    return _better(zoom_2(distance, unit, also), line(distance, unit))
+
+
 def both_1(distance: Distance, unit: Any, also: Any = None) -> Found:  # noqa: ARG001
-    """Search as `both` does without omegas worth a try.
+    """Search by `line` and by `zoom_1`, and return the better result.
 
     >>> omega, value = both_1(lambda omegas: -(omegas - 5) ** 2, np.ones(()))
     >>> round(float(omega), 2)
     4.96
     """
-    return both(distance, unit)
+    return both_2(distance, unit)
 
 
 SEARCHES: dict[str, Callable[[Distance, Any, Any], Found]] = {
     "both": both,
     "both-1": both_1,
+    "both-2": both_2,
     "grid": grid,
     "line": line,
     "zoom": zoom,
     "zoom-1": zoom_1,
+    "zoom-2": zoom_2,
 }
 DEFAULT = "zoom"
+MORE = ("zoom", "both")  # they try omegas worth a try
+MORE_2 = ("zoom-2", "both-2")  # so do these, as they were found before
 
 
 def _contracted(probe: Any, best: Any, step: Any) -> Any:
