@@ -49,7 +49,9 @@ def promising(scene: Scene, direction: Any, byzantine: int, unit: Any) -> Any:
         xp.asarray(values, device=unit.device).reshape(-1, *(1,) * axes)
         for values, axes in ((GRID, unit.ndim), (WITHIN, unit.ndim + 1))
     )
-    omegas = xp.sort(xp.concat([grid * unit, turns(scene, direction, byzantine)]), axis=0)
+    ends = turns(scene, direction, byzantine)
+    ends = ends[int(xp.min(xp.sum(xp.astype(ends == 0, xp.int64), axis=0))) :]  # about half of them are below 0
+    omegas = xp.sort(xp.concat([grid * unit, ends]), axis=0)
     distances, scores = distances_and_scores(omegas)
     gaps = xp.argsort(-_within_reach(distances, scores), axis=0)[:GAPS]
     low, high = (xp.take_along_axis(omegas, gaps + step, axis=0) for step in (0, 1))
