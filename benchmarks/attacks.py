@@ -121,7 +121,7 @@ def shares(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Compare searches for the strongest attack.")
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of the rounds; several are played together")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     parser.add_argument("--searches", nargs="+", choices=sorted(SEARCHES), default=sorted(SEARCHES))

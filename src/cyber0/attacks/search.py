@@ -8,11 +8,12 @@ mean as honest vectors are: where rules that compare distances begin to drop lie
 - `line` is sequential and starts from omega 0 and step 1: expansion by doubling, then contraction, 16 evaluations in
   all. It is the search of the paper and of Allouah et al., Fixing by Mixing, AISTATS 2023.
 - `grid` is dense: 256 candidates in one call, 2.7 % apart around the unit and wider far above it.
-- `zoom` is a short grid and two finer ones, each around the best so far: 42 candidates in three calls. To the short
-  grid come the omegas worth a try, and then the finer ones are around the best eight. The default: in all but 4 of the
-  4,608 scenes of `benchmarks/attacks.py` it comes within 3 % of the best.
+- `zoom` is omega 0, a short grid and two finer ones, each around the best so far: 43 candidates in four calls. To the
+  short grid come the omegas worth a try, and then the finer ones are around the best eight. The default: in all 4,608
+  scenes of `python -m benchmarks.attacks` it comes within 1 % of the best.
 - `both` takes the better of `line` and `zoom`.
-- `zoom-1` and `both-1` are `zoom` and `both` as they were before they knew of omegas worth a try.
+- `zoom-1` and `both-1` are `zoom` and `both` as they were before they knew of omegas worth a try; `zoom-2` and `both-2`,
+  before `zoom` tried omega 0, and those omegas against `nnm+krum` that `mixed_krum` proposes. To the bit.
 """
 
 from collections.abc import Callable, Sequence
