@@ -12,8 +12,8 @@ mean as honest vectors are: where rules that compare distances begin to drop lie
   short grid come the omegas worth a try, and then the finer ones are around the best eight. The default: in all 4,608
   scenes of `python -m benchmarks.attacks` it comes within 1 % of the best.
 - `both` takes the better of `line` and `zoom`.
-- `zoom-1` and `both-1` are `zoom` and `both` as they were before they knew of omegas worth a try; `zoom-2` and `both-2`,
-  before `zoom` tried omega 0, and those omegas against `nnm+krum` that `mixed_krum` proposes. To the bit.
+- `zoom-1` and `both-1` are `zoom` and `both` as they were before they knew of omegas worth a try; `zoom-2` and
+  `both-2`, before `zoom` tried omega 0, and those omegas against `nnm+krum` that `mixed_krum` proposes. To the bit.
 """
 
 from collections.abc import Callable, Sequence
