@@ -5,11 +5,17 @@ training of logistic regression on the embedded MNIST images, Dirichlet(0.1) ove
 has a mean of its own, far from the common one. A share is the distance a search achieves over the best known: of 530
 strengths, then 20 around each of the best five, and of all that any search found. `ms` is the time of one attack on the
 votes of one round.
+
+`--seed` plays other rounds, `--rules` and `--searches` play some of them; the results of all rounds of seed 0 are kept
+in `benchmarks/results/attacks.json`, others in `attacks-seeds.json`. `python -m benchmarks.attacks --seed 1 2 3 4 5
+--rules nnm+krum --searches zoom zoom-2` compares two searches where they differ most.
 """
 
+import argparse
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,19 +76,19 @@ def gradients_of(weights: Array, images: Array, labels: Array) -> Array:
     return images.swapaxes(-1, -2) @ error / images.shape[-2]
 
 
-def synthetic(clients: int, scalars: int) -> Array:
+def synthetic(clients: int, scalars: int, seed: int = 0) -> Array:
     """Rounds of clients that differ, `[rounds, clients, scalars]`."""
-    rng = np.random.default_rng([1, clients, scalars])
+    rng = np.random.default_rng([1 + seed, clients, scalars])
     shape = (SYNTHETIC, clients, scalars)
     return rng.normal(0.3, 1.0, shape) * np.exp(rng.normal(size=(SYNTHETIC, 1, scalars))) + 0.5 * rng.normal(size=shape)
 
 
-def scenes() -> Iterator[tuple[str, int, Scene]]:
+def scenes(seed: int = 0) -> Iterator[tuple[str, int, Scene]]:
     """All rounds: their kind, how many lie, and the scenes."""
     for clients in CLIENTS:
-        trained, liars = votes_of_a_training(clients), clients // 4
+        trained, liars = votes_of_a_training(clients, seed=seed), clients // 4
         for scalars in SCALARS:
-            for kind, votes in (("real", trained[..., :scalars]), ("synthetic", synthetic(clients, scalars))):
+            for kind, votes in (("real", trained[..., :scalars]), ("synthetic", synthetic(clients, scalars, seed))):
                 yield kind, liars, observe(votes, range(clients - liars, clients))
 
 
@@ -99,36 +105,51 @@ def best_known(distance: Distance, unit: Array) -> Array:
     return best
 
 
-def shares(scene: Scene, rule_name: str, attack: str, liars: int) -> dict[str, tuple[Array, float]]:
+def shares(
+    scene: Scene, rule_name: str, attack: str, liars: int, searches: Sequence[str] = tuple(SEARCHES)
+) -> dict[str, tuple[Array, float]]:
     """The share of each search in each scene, and the milliseconds that a scene took."""
     rule, direction = get_rule(rule_name), scene.deviation if attack == "alie" else -scene.mean
     distance, unit = distance_of(scene, direction, rule, liars), unit_of(scene, direction)
     found: dict[str, tuple[Array, float]] = {}
-    for name, search in SEARCHES.items():
+    for name in searches:
         begin = time.perf_counter()
-        moved = search(distance, unit, worth_a_try(scene, direction, rule, liars))[1]
+        moved = SEARCHES[name](distance, unit, worth_a_try(scene, direction, rule, liars, name))[1]
         found[name] = moved, (time.perf_counter() - begin) * 1e3 / len(unit)
     best = np.max([best_known(distance, unit), *(moved for moved, _ in found.values())], axis=0)
     return {name: (moved / np.where(best > 0, best, 1.0), taken) for name, (moved, taken) in found.items()}
 
 
 def main() -> None:
-    collected: dict[tuple[str, str, str], dict[tuple[str, int, int], tuple[Array, float]]] = defaultdict(dict)
-    for kind, liars, scene in scenes():
-        n, k = scene.vectors.shape[-2:]
-        for rule in RULES:
-            for attack in ("alie", "foe"):
-                for name, found in shares(scene, rule, attack, liars).items():
-                    collected[rule, f"{attack}-nnm" if "+" in rule else attack, name][kind, n, k] = found
+    parser = argparse.ArgumentParser(description="Compare searches for the strongest attack.")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of the rounds; several are played together")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
+    parser.add_argument("--searches", nargs="+", choices=sorted(SEARCHES), default=sorted(SEARCHES))
+    options = parser.parse_args()
+    collected: dict[tuple[str, str, str], dict[tuple[str, int, int, int], tuple[Array, float]]] = defaultdict(dict)
+    for seed in options.seed:
+        for kind, liars, scene in scenes(seed):
+            n, k = scene.vectors.shape[-2:]
+            for rule in options.rules:
+                for attack in ("alie", "foe"):
+                    for name, found in shares(scene, rule, attack, liars, options.searches).items():
+                        collected[rule, f"{attack}-nnm" if "+" in rule else attack, name][kind, n, k, seed] = found
     rows: list[Row] = []
     for (rule, attack, search), cells in collected.items():
         every = np.concatenate([share for share, _ in cells.values()])
         worst = min(cells, key=lambda cell: cells[cell][0].min())
-        quality = {"median": float(np.median(every)), "worst": float(every.min())}
-        quality |= {f"below {GOOD}": float((every < GOOD).mean()), "worst in": "{}, n = {}, nu = {}".format(*worst)}
-        taken = {f"ms, n = {n}, nu = {k}": cells["real", n, k][1] for n, k in ((12, 1), (40, 64))}
+        quality = {"scenes": len(every), "median": float(np.median(every)), "worst": float(every.min())}
+        quality |= {
+            f"below {GOOD}": int((every < GOOD).sum()),
+            "worst in": "{}, n = {}, nu = {}, seed {}".format(*worst),
+        }
+        taken = {
+            f"ms, n = {n}, nu = {k}": float(np.median([cells["real", n, k, seed][1] for seed in options.seed]))
+            for n, k in ((12, 1), (40, 64))
+        }
         rows.append({"rule": rule, "attack": attack, "search": search, **quality, **taken})
-    report("attacks", rows, "python -m benchmarks.attacks")
+    command = " ".join(["python -m benchmarks.attacks", *sys.argv[1:]])
+    report("attacks" if len(sys.argv) == 1 else "attacks-seeds", rows, command)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def test_an_attack_of_your_own_needs_no_registration():
     [
         ("foe(omega='2')", [0], "omega = '2' must be a number"),
         ("foe(omega=1, search='line')", [0], "give one of them"),
-        ("alie(search='lines')", [0], "use one of both, both-1, grid, line, zoom, zoom-1"),
+        ("alie(search='lines')", [0], "use one of both, both-1, both-2, grid, line, zoom, zoom-1, zoom-2"),
         ("alie(target='nnm')", [0], "attack the 'rule' alone, or the whole 'composition'"),
         ("min-max(deviation='variance')", [0], "use one of sign, std, unit"),
         ("mimic(client=2)", [0], "client = 2 of 2 honest ones: it must be from 0 to 1"),

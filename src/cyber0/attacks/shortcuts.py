@@ -23,7 +23,16 @@ import numpy as np
 from cyber0.aggregation import Composition, cwtm, krum, nnm, to_numpy
 from cyber0.attacks.scene import Rule, Scene, namespace
 
-__all__ = ["in_few_dimensions", "is_cwtm", "is_krum", "krum_distances", "mixes", "trimmed_with_equal_lies", "turns"]
+__all__ = [
+    "geometry",
+    "in_few_dimensions",
+    "is_cwtm",
+    "is_krum",
+    "krum_distances",
+    "mixes",
+    "trimmed_with_equal_lies",
+    "turns",
+]
 
 TINY = 1e-300  # in place of zero in a denominator
 BESIDE = 1e-6  # so far beside a turn, relative to it, are two omegas to try: one before it and one after
@@ -96,7 +105,8 @@ def krum_distances(scene: Scene, direction: Any, byzantine: int) -> Callable[[An
     """
     xp, (honest, liars) = namespace(scene.honest), (scene.honest.shape[-2], len(scene.liars))
     neighbours = honest + liars - byzantine - 1
-    lengths, slopes, between = _geometry(scene, direction)
+    lengths, slopes, squares = geometry(scene, direction)
+    between = xp.sort(squares, axis=-1)
     sums = xp.cumulative_sum(between, axis=-1)  # of the distances to itself, 0, and to the nearest others
     reach = xp.sum(direction * direction, axis=-1)
     window = between[..., max(neighbours - liars, 0) + 1 : neighbours + 1]  # the lies may come before these
@@ -126,8 +136,8 @@ def turns(scene: Scene, direction: Any, byzantine: int) -> Any:
     """
     xp, (honest, liars) = namespace(scene.honest), (scene.honest.shape[-2], len(scene.liars))
     count = honest + liars - byzantine
-    lengths, slopes, between = _geometry(scene, direction)
-    radii = between[..., max(count - liars, 0) : min(count, honest)]
+    lengths, slopes, squares = geometry(scene, direction)
+    radii = xp.sort(squares, axis=-1)[..., max(count - liars, 0) : min(count, honest)]
     reach = xp.clip(xp.sum(direction * direction, axis=-1), TINY, None)[..., None, None]
     middle = slopes[..., None] / reach
     room = xp.sqrt(xp.clip(middle * middle - (lengths[..., None] - radii) / reach, 0.0, None))
@@ -136,16 +146,21 @@ def turns(scene: Scene, direction: Any, byzantine: int) -> Any:
     return xp.sort(xp.concat([roots * (1 - BESIDE), roots * (1 + BESIDE)]), axis=0)
 
 
-def _geometry(scene: Scene, direction: Any) -> tuple[Any, Any, Any]:
-    """Return squared distances from the mean and products with the direction, `[..., h]`, and sorted squared distances.
+def geometry(scene: Scene, direction: Any) -> tuple[Any, Any, Any]:
+    """Return squared distances of honest vectors from their mean, products with the direction, and squared distances.
 
-    The last are those of each honest vector from all of them, in ascending order: `[..., h, h]`.
+    The first two are `[..., h]`, the last, between the honest vectors, `[..., h, h]`.
+
+    >>> from cyber0.attacks.scene import observe
+    >>> lengths, slopes, squares = geometry(observe(np.array([[1.0], [3.0], [0.0]]), [2]), np.array([5.0]))
+    >>> lengths, slopes, squares.tolist()
+    (array([1., 1.]), array([-5.,  5.]), [[0.0, 4.0], [4.0, 0.0]])
     """
     xp, centred = namespace(scene.honest), scene.honest - scene.mean[..., None, :]
     products = xp.matmul(centred, xp.matrix_transpose(centred))
     lengths = xp.sum(centred * centred, axis=-1)
     squares = xp.clip(lengths[..., :, None] + lengths[..., None, :] - 2 * products, 0.0, None)
-    return lengths, xp.sum(centred * direction[..., None, :], axis=-1), xp.sort(squares, axis=-1)
+    return lengths, xp.sum(centred * direction[..., None, :], axis=-1), squares
 
 
 def is_krum(rule: Rule) -> bool:

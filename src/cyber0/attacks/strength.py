@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from cyber0.aggregation import Composition, compose, is_isometric
+from cyber0.attacks.mixed_krum import is_mixed_krum, promising
 from cyber0.attacks.scene import Report, Rule, Scene, check_factor, namespace, unreported
-from cyber0.attacks.search import DEFAULT, SEARCHES
+from cyber0.attacks.search import DEFAULT, MORE, MORE_2, SEARCHES
 from cyber0.attacks.shortcuts import (
     in_few_dimensions,
     is_cwtm,
@@ -94,8 +95,9 @@ def _found(
         return omegas if limit is None else namespace(omegas).clip(omegas, None, limit)
 
     if omega is None:
-        unit, also = unit_of(seen, along), worth_a_try(seen, along, rule, byzantine)
-        strength, moved = SEARCHES[search or DEFAULT](lambda omegas: distance(limited(omegas)), unit, also)
+        name = search or DEFAULT
+        unit, also = unit_of(seen, along), worth_a_try(seen, along, rule, byzantine, name)
+        strength, moved = SEARCHES[name](lambda omegas: distance(limited(omegas)), unit, also)
     else:
         strength = _filled(seen, float(omega))
         moved = distance(strength[None])[0]
@@ -155,25 +157,31 @@ def distance_of(scene: Scene, direction: Any, rule: Rule, byzantine: int) -> Cal
     return distance
 
 
-def worth_a_try(scene: Scene, direction: Any, rule: Rule, byzantine: int) -> Any:
-    """Return omegas `[c, ...]` where the rule may turn, so that a grid could miss its peaks; None where it does not.
+def worth_a_try(scene: Scene, direction: Any, rule: Rule, byzantine: int, search: str = DEFAULT) -> Any:
+    """Return omegas `[c, ...]` where the rule may turn, so that a grid could miss its peaks.
 
-    Against mixing these are its turns, evenly thinned out in large scenes; against Krum, where they cost nothing, many.
+    None where the rule does not, or where the search tries no such omegas. Against mixing these are its turns, evenly
+    thinned out in large scenes; against Krum, where they cost nothing, many; against Krum after mixing those few that a
+    `promising` model of both finds.
 
     >>> import numpy as np
     >>> from cyber0.aggregation import get_rule
     >>> from cyber0.attacks.scene import observe
     >>> scene = observe(np.random.default_rng(0).normal(size=(40, 64)), range(30, 40))
-    >>> [len(worth_a_try(scene, scene.deviation, get_rule(name), 10)) for name in ("nnm+cwtm", "krum")]
-    [120, 2700]
+    >>> [len(worth_a_try(scene, scene.deviation, get_rule(name), 10)) for name in ("nnm+cwtm", "krum", "nnm+krum")]
+    [120, 2700, 32]
     """
     xp = namespace(scene.mean)
+    if search not in (*MORE, *MORE_2):
+        return None
     if _is_quick(rule, scene, byzantine):
         unit = unit_of(scene, direction)
         many = xp.asarray(DENSE, device=unit.device).reshape(-1, *(1,) * unit.ndim) * unit
         return xp.concat([many, turns(scene, direction, byzantine)])
     if not mixes(rule):
         return None
+    if search in MORE and is_mixed_krum(rule):
+        return promising(scene, direction, byzantine, unit_of(scene, direction))
     found, (n, k) = turns(scene, direction, byzantine), scene.vectors.shape[-2:]
     most = max(TRIES // (n * (n + k)), 2)
     return found if len(found) <= most else found[:: -(-len(found) // most)]
