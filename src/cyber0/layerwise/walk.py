@@ -79,6 +79,8 @@ class Batch:
     labels: Tensor
     sizes: NDArray[Any] | None
     micro_batches: list[MicroBatch]
+    fixed: bool = False
+    """Whether its micro-batches stay as they are, whatever memory holds."""
 
 
 class Walk:
@@ -154,6 +156,26 @@ class Walk:
         elif sizes is None:
             sizes = self.module.sizes(inputs).cpu().numpy()
         return Batch(len(x), inputs, labels, sizes, self._split(inputs, labels, sizes))
+
+    def fixed_batch(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+        """Return a batch whose micro-batches are the given ones, (inputs, labels) each, neither sorted nor cut.
+
+        >>> walk = Walk(Parameters.of(nn.Linear(3, 1)), lambda model, batch: model(batch[0]).squeeze(1))
+        >>> parts = [(torch.ones(4, 3), torch.zeros(4)), (torch.ones(2, 3), torch.zeros(2))]
+        >>> [part.order.tolist() for part in walk.fixed_batch(parts).micro_batches]
+        [[0, 1, 2, 3], [4, 5]]
+        """
+        refuse_random(self.module)
+        self.parameters.check()
+        labels = torch.cat([each for _, each in parts])
+        orders = torch.arange(len(labels), device=self.device).split([len(each) for _, each in parts])
+        cut = [MicroBatch(x, y, order, padded=True) for (x, y), order in zip(parts, orders, strict=True)]
+        return Batch(1, parts[0][0], labels, None, cut, fixed=True)
+
+    @property
+    def keeps_shapes(self) -> bool:
+        """Return whether the shapes of its operations follow from those of its inputs: a block may route by values."""
+        return self.handlers is not None and not modules.blocks(self.handlers)
 
     def along(
         self,
@@ -247,7 +269,7 @@ class Walk:
                         self.source.set_perturbation(perturbation())
                 out[:, part.order] = found
             except Exception as error:
-                if not is_out_of_memory(error):
+                if batch.fixed or not is_out_of_memory(error):
                     raise
                 self._halve([part], error)
                 parts = batch.micro_batches[:] = self._split(batch.inputs, batch.labels, batch.sizes)

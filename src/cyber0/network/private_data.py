@@ -150,6 +150,7 @@ class PrivateData:
         inputs: All of its training inputs, on its device.
         labels: Their labels.
         notice: A function that is called with a sentence when something happens.
+        probes: Inputs and labels that are not trained on, as `PrivateSteps` takes them.
 
     `begin` is called with the digest of the run's terms before the first vote.
 
@@ -162,7 +163,9 @@ class PrivateData:
         inputs: torch.Tensor,
         labels: torch.Tensor,
         notice: Callable[[str], None] = lambda _: None,
+        probes: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
+        self.probes = probes
         self.agreement, self.inputs, self.labels, self.notice = agreement, inputs, labels, notice
         self.clip, samples = options.clip_of(agreement), len(labels)
         self.rate = sampling_rate(agreement.batch, samples)
@@ -205,7 +208,7 @@ class PrivateData:
     @property
     def steps(self) -> PrivateSteps:
         """How steps are made private."""
-        return PrivateSteps(self.mechanism, system_noise(self.mechanism))
+        return PrivateSteps(self.mechanism, system_noise(self.mechanism), self.probes)
 
     def batch(self, _round: int, _epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a batch that nobody else can derive."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cyber0.directions.key import Family
 from cyber0.errors import InvalidConfig
 
-__all__ = ["LEVELS", "Mechanism", "gradient_unit", "grid_steps", "largest_batch"]
+__all__ = ["LEVELS", "Mechanism", "gradient_unit", "grid_steps"]
 
 LEVELS = 2**20  # grid steps that a sample's vector may be long
 LARGEST = 2.0**32  # of a noise multiplier: beyond it a sum with its noise could leave the integers
@@ -59,11 +59,6 @@ class Mechanism:
         """The deviation of the noise in grid steps, rounded up to an integer."""
         return math.ceil(self.noise * LEVELS)
 
-    @property
-    def part(self) -> int:
-        """How many samples are measured at once: what a batch practically never exceeds."""
-        return largest_batch(self.batch)
-
     def total(self, slopes: torch.Tensor, unit: float) -> NDArray[np.int64]:
         """Return the sum of the clipped slopes [samples, directions], in grid steps: [directions]."""
         return grid_steps(slopes, self.clip, unit).sum(dim=0).cpu().numpy()
@@ -71,15 +66,6 @@ class Mechanism:
     def released(self, total: Any, noise: Any, unit: float) -> NDArray[np.float32]:
         """Return the vote of a sum of clipped slopes and noise, both in grid steps."""
         return ((np.asarray(total) + noise) * (self.clip / LEVELS / self.batch * unit)).astype(np.float32)
-
-
-def largest_batch(expected: float) -> int:
-    """Return a size that a Poisson batch of an expected size exceeds less than once in a million times.
-
-    >>> largest_batch(64)
-    128
-    """
-    return math.ceil(expected + 6 * math.sqrt(expected) + 16)
 
 
 def gradient_unit(dimension: int, directions: int, family: Family) -> float:
