@@ -29,7 +29,8 @@ __all__ = ["FixedShapes", "best_part", "fixed_width"]
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
-CALL, LEAST = 2**20, 4.0  # what a part costs besides its samples: so many weights, and at least so many samples
+CALL, LEAST = 2**20, 2.0  # what a part costs besides its samples: so many weights, and at least so many samples
+ROWS = 8  # kernels treat as many rows alike, and often not what is left over
 TEXT = 32  # tokens of a text, about
 BUCKETS = 4  # widths among which the texts of a batch are spread, about
 PROBES = 16  # different samples to try parts with
@@ -50,20 +51,20 @@ def fixed_width(size: int, widest: int) -> int:
 
 
 def best_part(expected: float, overhead: float) -> int:
-    """Return how many samples a part should have, so that batches of an expected size cost least.
+    """Return how many samples a part should have, in eights, so that batches of an expected size cost least.
 
     Args:
         expected: The expected size of a Poisson batch.
         overhead: What a part costs besides its samples, in samples.
 
-    >>> [best_part(64, overhead) for overhead in (0, 2, 100)]
-    [1, 12, 80]
+    >>> [best_part(64, overhead) for overhead in (0.1, 2, 100)]
+    [8, 16, 80]
 
     """
     sizes = np.arange(1, math.ceil(expected + 6 * math.sqrt(expected) + 16))
     factorials = np.cumsum(np.log(sizes))
     chances = np.exp(sizes * math.log(expected) - expected - factorials)
-    parts = range(1, len(sizes) + 1) if overhead < 8 else range(8, len(sizes) + 8, 8)
+    parts = range(ROWS, len(sizes) + ROWS, ROWS)
     costs = [(float(chances @ np.ceil(sizes / part)) * (overhead + part), part) for part in parts]
     return min(costs)[1]
 
@@ -76,6 +77,8 @@ class FixedShapes:
         expected: The expected size of its batches.
         probes: Inputs and labels of samples that are not voted on, to try parts with. Without them samples are measured
             one by one.
+
+    `parts` has the number of samples of a part, for each shape of samples that was met so far.
 
     >>> from cyber0.estimate import estimate
     >>> model, losses = torch.nn.Linear(3, 1), lambda model, batch: model(batch[0]).squeeze(1)
@@ -91,7 +94,7 @@ class FixedShapes:
     def __init__(self, measure: Measure, expected: float, probes: Pair | None = None) -> None:
         self._measure, self._expected, self._probes = measure, expected, probes
         self._slopes = part_slopes_of(measure)
-        self._parts: dict[tuple[object, ...], int] = {}
+        self.parts: dict[tuple[object, ...], int] = {}
 
     def __call__(
         self,
@@ -136,17 +139,17 @@ class FixedShapes:
         """Return how many samples a part has: a function of the model and of the shape of a sample alone."""
         inputs, labels = samples
         shape = id(parameters), width, *inputs.shape[1:], *labels.shape[1:]
-        if shape not in self._parts:
+        if shape not in self.parts:
             probes = self._of_width(parameters.module, width)
             shapes = [] if probes is None else [each.shape[1:] for each in probes]
             fits = probes is not None and shapes == [inputs.shape[1:], labels.shape[1:]]
-            self._parts[shape] = self._found(parameters, losses, probes, keys, along) if fits else 1
-        return self._parts[shape]
+            self.parts[shape] = self._found(parameters, losses, probes, keys, along) if fits else 1
+        return self.parts[shape]
 
     def _found(self, parameters: Parameters, losses: Losses, probes: Any, keys: Any, along: dict[str, Any]) -> int:
         size = wanted = self._wanted(parameters)
         while size > 1 and not self._alike(parameters, losses, probes, size, keys, along):
-            size //= 2
+            size = 1 << ((size - 1).bit_length() - 1)  # the next smaller power of 2
         if isinstance(self._measure, LayerwiseEstimate):
             walk = self._measure.walk(parameters, losses, along["backend"])
             size = size if walk.keeps_shapes else 1
@@ -167,10 +170,11 @@ class FixedShapes:
         return 1
 
     def _wanted(self, parameters: Parameters) -> int:
-        if isinstance(self._measure, LayerwiseEstimate):
-            overhead = OVERHEAD.get(parameters.device.type, 64) / TEXT
-            return best_part(max(1.0, self._expected / BUCKETS), overhead)
-        return best_part(self._expected, max(LEAST, CALL / parameters.size))
+        overhead = max(LEAST, CALL / parameters.size)
+        if not isinstance(self._measure, LayerwiseEstimate):
+            return best_part(self._expected, overhead)
+        overhead += OVERHEAD.get(parameters.device.type, 64) / TEXT
+        return best_part(max(1.0, self._expected / BUCKETS), overhead)
 
     def _of_width(self, module: Any, width: int) -> Pair | None:
         """Return probes at a width, as samples of that width are measured; None if there are not two."""
