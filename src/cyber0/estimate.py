@@ -409,7 +409,7 @@ def _along_each(
         }
         try:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
-                results = [jvp(each.at, (weights,), (tangents,)) for each in objectives]
+                results: list[Any] = [jvp(each.at, (weights,), (tangents,)) for each in objectives]
         except NotImplementedError as error:
             raise InvalidEstimate(
                 f"the model has no forward-mode derivative: use method='backward', or mu > 0 with privacy ({error})"

@@ -1,5 +1,7 @@
 """One sample more moves a client's sum by that sample's clipped vector and by nothing else, to the last bit."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -16,13 +18,13 @@ from cyber0.privacy.mechanism import LEVELS, Mechanism
 from cyber0.tasks.task import cross_entropy, mnist, mnist_cnn, mnist_mlp
 
 SIZES = (1, 7, 16, 40, 83)
-DIRECTIONS = 3
+DIRECTIONS = 5
 
 
 class Recording(Mechanism):
     """A mechanism that keeps its sums, before noise."""
 
-    sums: list = []
+    sums: ClassVar = []
 
     def total(self, slopes, unit):
         self.sums.append(Mechanism.total(self, slopes, unit))

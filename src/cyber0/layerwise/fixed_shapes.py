@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import Losses
+from cyber0.layerwise import modules
 from cyber0.layerwise.graphs import is_out_of_memory
 from cyber0.layerwise.measure import LayerwiseEstimate, Measure, part_slopes_of
 from cyber0.layerwise.protocols import PaddableInputs, SizedInputs, implements
@@ -152,7 +153,8 @@ class FixedShapes:
             size = 1 << ((size - 1).bit_length() - 1)  # the next smaller power of 2
         if isinstance(self._measure, LayerwiseEstimate):
             walk = self._measure.walk(parameters, losses, along["backend"])
-            size = size if walk.keeps_shapes else 1
+            if walk.handlers is None or modules.blocks(walk.handlers):
+                size = 1  # its code may route samples by their values, as a mixture of experts does
         if size > 1:
             return size
         if not self._alike(parameters, losses, probes, 1, keys, along):

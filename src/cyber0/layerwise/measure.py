@@ -137,7 +137,7 @@ class LayerwiseEstimate:
         walk = self.walk(parameters, losses, backend)
         batch = walk.fixed_batch(parts)
         found = torch.stack([walk.differences(batch, key, mu, family) for key in keys], dim=1)
-        return list((found / (2 * float(np.float32(mu)))).split([len(labels) for _, labels in parts]))
+        return [found[part.order] / (2 * float(np.float32(mu))) for part in batch.micro_batches]
 
 
 def _at_full_width(losses: Losses) -> Losses:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,7 @@ class Batch:
     labels: Tensor
     sizes: NDArray[Any] | None
     micro_batches: list[MicroBatch]
-    fixed: bool = False
-    """Whether its micro-batches stay as they are, whatever memory holds."""
+    fixed: bool = False  # whether its micro-batches stay as they are, whatever memory holds
 
 
 class Walk:
@@ -167,15 +166,10 @@ class Walk:
         """
         refuse_random(self.module)
         self.parameters.check()
-        labels = torch.cat([each for _, each in parts])
-        orders = torch.arange(len(labels), device=self.device).split([len(each) for _, each in parts])
+        ends = [*accumulate((len(y) for _, y in parts), initial=0)]
+        orders = [torch.arange(a, b, device=self.device) for a, b in pairwise(ends)]
         cut = [MicroBatch(x, y, order, padded=True) for (x, y), order in zip(parts, orders, strict=True)]
-        return Batch(1, parts[0][0], labels, None, cut, fixed=True)
-
-    @property
-    def keeps_shapes(self) -> bool:
-        """Return whether the shapes of its operations follow from those of its inputs: a block may route by values."""
-        return self.handlers is not None and not modules.blocks(self.handlers)
+        return Batch(1, parts[0][0], torch.cat([y for _, y in parts]), None, cut, fixed=True)
 
     def along(
         self,

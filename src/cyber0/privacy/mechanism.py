@@ -80,14 +80,15 @@ def gradient_unit(dimension: int, directions: int, family: Family) -> float:
 def grid_steps(slopes: torch.Tensor, clip: float, unit: float) -> torch.Tensor:
     """Return the vectors of slopes [..., directions] in grid steps, each at most `LEVELS` of them long.
 
-    A slope that is not finite counts as 0: an error, or a vote that is left out, would tell of the sample.
+    A slope that is not finite counts as 0: an error, or a vote that is left out, would tell of the sample. What floats
+    meet here is rounded correctly by every kernel, so that a vector depends on its own slopes alone.
 
     >>> grid_steps(torch.tensor([[0.5, 0.0], [-8.0, float("inf")]]), clip=1.0, unit=1.0) / LEVELS
     tensor([[ 0.5000,  0.0000],
             [-1.0000,  0.0000]])
     """
     vectors = slopes.to(torch.float64, copy=True).mul_(unit / clip).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    lengths = vectors.square().sum(dim=-1, keepdim=True).sqrt_().clamp_(min=1.0)
+    lengths = _sums(vectors.square()).sqrt_().clamp_(min=1.0)
     vectors = vectors.mul_(LEVELS).div_(lengths)
     steps = vectors.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).to(torch.int64)
     too_long = _squares(steps) > LEVELS**2
@@ -95,6 +96,22 @@ def grid_steps(slopes: torch.Tensor, clip: float, unit: float) -> torch.Tensor:
         steps = torch.where(too_long, steps - steps.sign(), steps)
         steps = torch.where(_squares(steps) > LEVELS**2, 0, steps)
     return steps
+
+
+def _sums(values: torch.Tensor) -> torch.Tensor:
+    """Return sums over the last dimension, added in an order that follows from its size alone: [..., 1].
+
+    In what order `torch.sum` adds depends on the whole shape, and so on how many samples there are.
+
+    >>> _sums(torch.arange(10.0).view(2, 5))
+    tensor([[10.],
+            [35.]])
+    """
+    while (width := values.shape[-1]) > 1:
+        half = width // 2
+        paired = values[..., :half] + values[..., half : 2 * half]
+        values = paired if width % 2 == 0 else torch.cat([paired, values[..., -1:]], dim=-1)
+    return values.clone()
 
 
 def _squares(steps: torch.Tensor) -> torch.Tensor:
