@@ -199,4 +199,4 @@ def test_losses_that_are_not_one_for_each_sample_are_refused():
 def test_a_text_has_a_width_of_its_own():
     for size in range(1, 600):
         width = fixed_width(size, widest=496)
-        assert size < width <= max(8, 1.25 * size + 8) or width == size > 400
+        assert size < width <= 1.5 * size + 8 or width == size >= 384

@@ -22,6 +22,7 @@ from cyber0.estimate import Losses
 from cyber0.layerwise import modules
 from cyber0.layerwise.graphs import is_out_of_memory
 from cyber0.layerwise.measure import LayerwiseEstimate, Measure, part_slopes_of
+from cyber0.layerwise.proof import SMALL
 from cyber0.layerwise.protocols import PaddableInputs, SizedInputs, implements
 from cyber0.layerwise.walk import OVERHEAD
 from cyber0.parameters import Parameters
@@ -33,7 +34,7 @@ Pair = tuple[Tensor, Tensor]
 CALL, LEAST = 2**20, 2.0  # what a part costs besides its samples: so many weights, and at least so many samples
 ROWS = 8  # kernels treat as many rows alike, and often not what is left over
 TEXT = 32  # tokens of a text, about
-BUCKETS = 4  # widths among which the texts of a batch are spread, about
+BUCKETS = 6  # widths among which the texts of a batch are spread, about
 PROBES = 16  # different samples to try parts with
 TRIED = 2  # directions along which parts are tried
 
@@ -44,28 +45,28 @@ def fixed_width(size: int, widest: int) -> int:
     A text that is padded has at least one token of padding: models leave a mask out where nothing is padded.
 
     >>> [fixed_width(size, widest=496) for size in (3, 8, 20, 100, 400, 490)]
-    [8, 16, 24, 112, 448, 490]
+    [8, 16, 24, 128, 400, 490]
     """
-    step = max(8, 1 << max(0, size.bit_length() - 3))
+    step = max(8, 1 << max(0, size.bit_length() - 2))
     width = (size // step + 1) * step
     return width if width <= widest else max(1, size)
 
 
 def best_part(expected: float, overhead: float) -> int:
-    """Return how many samples a part should have, in eights, so that batches of an expected size cost least.
+    """Return how many samples a part should have, 4 or so many eights, so that batches cost least.
 
     Args:
         expected: The expected size of a Poisson batch.
         overhead: What a part costs besides its samples, in samples.
 
     >>> [best_part(64, overhead) for overhead in (0.1, 2, 100)]
-    [8, 16, 80]
+    [4, 16, 80]
 
     """
     sizes = np.arange(1, math.ceil(expected + 6 * math.sqrt(expected) + 16))
     factorials = np.cumsum(np.log(sizes))
     chances = np.exp(sizes * math.log(expected) - expected - factorials)
-    parts = range(ROWS, len(sizes) + ROWS, ROWS)
+    parts = (ROWS // 2, *range(ROWS, len(sizes) + ROWS, ROWS))
     costs = [(float(chances @ np.ceil(sizes / part)) * (overhead + part), part) for part in parts]
     return min(costs)[1]
 
@@ -172,10 +173,11 @@ class FixedShapes:
         return 1
 
     def _wanted(self, parameters: Parameters) -> int:
-        overhead = max(LEAST, CALL / parameters.size)
+        overhead = CALL / parameters.size
         if not isinstance(self._measure, LayerwiseEstimate):
-            return best_part(self._expected, overhead)
-        overhead += OVERHEAD.get(parameters.device.type, 64) / TEXT
+            return best_part(self._expected, max(LEAST, overhead))
+        kept = parameters.device.type == "cpu" and parameters.size <= SMALL
+        overhead += 0 if kept else OVERHEAD.get(parameters.device.type, 64) / TEXT
         return best_part(max(1.0, self._expected / BUCKETS), overhead)
 
     def _of_width(self, module: Any, width: int) -> Pair | None:

@@ -33,7 +33,7 @@ from cyber0.layerwise.frozen import is_streamed
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.patched import patched
-from cyber0.layerwise.proof import ProofNotPossible, UnreadParameters, give_back_memory, prove
+from cyber0.layerwise.proof import SMALL, ProofNotPossible, UnreadParameters, give_back_memory, prove
 from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
 from cyber0.layerwise.source import (
     CapturableSource,
@@ -160,9 +160,8 @@ class Walk:
         """Return a batch whose micro-batches are the given ones, (inputs, labels) each, neither sorted nor cut.
 
         >>> walk = Walk(Parameters.of(nn.Linear(3, 1)), lambda model, batch: model(batch[0]).squeeze(1))
-        >>> parts = [(torch.ones(4, 3), torch.zeros(4)), (torch.ones(2, 3), torch.zeros(2))]
-        >>> [part.order.tolist() for part in walk.fixed_batch(parts).micro_batches]
-        [[0, 1, 2, 3], [4, 5]]
+        >>> [part.order.tolist() for part in walk.fixed_batch([(torch.ones(3, 3), torch.zeros(3))]).micro_batches]
+        [[0, 1, 2]]
         """
         refuse_random(self.module)
         self.parameters.check()
@@ -252,6 +251,7 @@ class Walk:
         A pending commit is applied by the walk over the first micro-batch.
         """
         out, parts = torch.empty(2, len(batch.labels), device=self.device), list(batch.micro_batches)
+        self.source.keeps = batch.fixed and self.parameters.size <= SMALL  # its parts are many
         self.source.set_perturbation(perturbation(commit=self.parameters.pending))
         while parts:
             part = parts.pop(0)
