@@ -2,8 +2,9 @@
 
     python -m benchmarks.privacy
 
-A client's vote on 64 MNIST digits along 64 directions, and a round of 40 simulated clients. Memory is the peak of a
-process of its own that plays such rounds.
+A client's vote on 64 MNIST digits along 64 directions, on 64 texts by a small encoder, and a round of 40 simulated
+clients. Private batches are of Poisson sizes, measured in parts of a fixed shape. Memory is the peak of a process
+of its own that plays such rounds.
 """
 
 import resource
@@ -16,30 +17,58 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.families import SHAPE, built, prompts
 from benchmarks.measure import report
 from cyber0.client import Client
 from cyber0.config import RunConfig
+from cyber0.estimate import estimate
+from cyber0.layerwise import LayerwiseEstimate
+from cyber0.parameters import Parameters
+from cyber0.plan import Plan
 from cyber0.privacy.client_steps import PrivateSteps, system_noise
 from cyber0.privacy.mechanism import Mechanism
 from cyber0.simulation import Simulation
+from cyber0.tasks.task import cross_entropy
 
-REPEATS = 101
+REPEATS, WARM = 41, 3
 SIMULATED: dict[str, Any] = {"source": "embedded", "partition": "iid", "rounds": 10**6}
 
 
 def clients() -> dict[str, Client]:
-    """Return the same client with and without privacy, on batches of the same size."""
+    """Return the same client of MNIST with and without privacy."""
     simulation = Simulation(RunConfig(**SIMULATED, engine="sequential"))
-    batch = tuple(part[0] for part in simulation.population.batches(0, 0, np.array([0])))
+    data = simulation.task.dataset
+    samples: Any = tuple(map(torch.as_tensor, (data.train_inputs, data.train_labels)))
+    return _both(simulation.parameters, samples, simulation.plan, simulation.task.probes(), estimate)
 
-    def drawn(_round: int, _epoch: int) -> Any:
-        return batch
+
+def text_clients() -> dict[str, Client]:
+    """Return a client with an encoder of 1.2 million weights, on texts of 3 to 48 tokens."""
+    shape = SHAPE | {"hidden_size": 128, "num_hidden_layers": 6, "intermediate_size": 512, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = built(("Bert", "masked", shape), max_position_embeddings=128)
+    (x, y), (probes, labels) = (prompts(1, count, 48, seed) for seed, count in enumerate((1000, 128)))
+    plan = Plan(seed=0, directions=4, local_epochs=1, scheme="unbiased", mu=1e-3, lr=0.1)
+    return _both(Parameters.of(model), (x[0], y[0]), plan, (probes[0], labels[0]), LayerwiseEstimate())
+
+
+def _both(parameters: Parameters, samples: Any, plan: Plan, probes: Any, measure: Any) -> dict[str, Client]:
+    """Return a client without privacy on batches of 64, and one with it on Poisson batches of 64 expected."""
+    x, y = samples
+
+    def drawn(t: int, _epoch: int) -> Any:
+        chosen = np.random.default_rng(t).permutation(len(y))[:64]
+        return x[chosen], y[chosen]
+
+    def poisson(t: int, _epoch: int) -> Any:
+        chosen = np.flatnonzero(np.random.default_rng(t).random(len(y)) < 64 / len(y))
+        return x[chosen], y[chosen]
 
     mechanism = Mechanism(clip=10.0, noise=0.85, batch=64.0)
-    model = simulation.parameters, simulation.task.losses, drawn, simulation.plan
+    private = PrivateSteps(mechanism, system_noise(mechanism), probes)
     return {
-        "plain": Client(*model),
-        "private": Client(*model, private=PrivateSteps(mechanism, system_noise(mechanism))),
+        "plain": Client(parameters, cross_entropy, drawn, plan, measure=measure),
+        "private": Client(parameters, cross_entropy, poisson, plan, measure=measure, private=private),
     }
 
 
@@ -52,16 +81,17 @@ def simulations() -> dict[str, Simulation]:
 def ratios() -> dict[str, float]:
     """Return how long a private vote and a private round take, in plain ones."""
     found: dict[str, float] = {}
-    voting, playing = clients(), simulations()
-    cases: dict[str, dict[str, Any]] = {
-        "vote of a client": {name: client.vote for name, client in voting.items()},
-        "round of a simulation": {name: run.play_round for name, run in playing.items()},
+    cases: dict[str, tuple[int, dict[str, Any]]] = {
+        "vote of a client": (REPEATS, {name: client.vote for name, client in clients().items()}),
+        "vote of a client on texts": (REPEATS // 4, {name: each.vote for name, each in text_clients().items()}),
+        "round of a simulation": (REPEATS, {name: run.play_round for name, run in simulations().items()}),
     }
-    for case, calls in cases.items():
-        for call in calls.values():
-            call(0)
+    for case, (repeats, calls) in cases.items():
+        for t in range(WARM):  # texts of every width are met, and tried out
+            for call in calls.values():
+                call(t)
         quotients: list[float] = []
-        for t in range(1, REPEATS + 1):
+        for t in range(WARM, WARM + repeats):
             seconds: dict[str, float] = {}
             for name in ("plain", "private") if t % 2 else ("private", "plain"):
                 begin = time.process_time()

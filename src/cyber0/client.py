@@ -14,7 +14,8 @@ from cyber0.directions import COMPRESSED_EPOCH, Backend, combine, project
 from cyber0.directions.select import device_of
 from cyber0.errors import NonFiniteLoss
 from cyber0.estimate import Losses, estimate
-from cyber0.layerwise.measure import Measure, sample_slopes_of
+from cyber0.layerwise.fixed_shapes import FixedShapes
+from cyber0.layerwise.measure import Measure
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
 from cyber0.privacy.client_steps import PrivateSteps
@@ -27,7 +28,7 @@ class Client:
     """A client's side of a federation: its copy of the global model, and its own data behind `batch(round, epoch)`.
 
     With `private` steps every local step is clipped and noised before it is applied or sent; batches are then pairs of
-    tensors, of any number of samples.
+    tensors, of any number of samples, each of which is measured as if it were alone.
 
     >>> import torch
     >>> from cyber0.plan import Plan
@@ -52,7 +53,7 @@ class Client:
     ) -> None:
         self.parameters, self.losses, self.batch, self.plan, self.backend = parameters, losses, batch, plan, backend
         self.measure, self.problem, self.private = measure, "", private
-        self._sample_slopes = None if private is None else sample_slopes_of(measure)
+        self._sample_slopes = None if private is None else FixedShapes(measure, private.mechanism.batch, private.probes)
         self.moment = 0.0  # what the step rule has derived from the commits so far
         self._local = parameters
         if plan.local_epochs > 1 and parameters.module is not None:

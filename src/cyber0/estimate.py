@@ -36,6 +36,7 @@ __all__ = [
     "estimate",
     "full_precision",
     "nonfinite_cause",
+    "part_slopes",
     "refuse_random",
     "sample_slopes",
 ]
@@ -110,14 +111,39 @@ def sample_slopes(
     >>> sample_slopes(Parameters.of(model), of_one, torch.ones(5, 2), keys).shape
     torch.Size([5, 3])
     """
-    objective = _Objective(parameters, losses, batch)
-    _check(objective, keys, mu, "forward")
+    return part_slopes(parameters, losses, [batch], keys, mu=mu, family=family, backend=backend)[0]
+
+
+def part_slopes(
+    parameters: Parameters,
+    losses: Losses,
+    parts: Sequence[Any],
+    keys: Sequence[DirectionKey],
+    *,
+    mu: float = 1e-3,
+    family: Family = "gaussian",
+    backend: str | Backend | None = None,
+) -> list[torch.Tensor]:
+    """Return the `sample_slopes` of each part of a batch. Every direction is generated once for all of them.
+
+    >>> parts, keys = [torch.ones(5, 2), torch.ones(3, 2)], [DirectionKey(seed=7, round=0)]
+    >>> of_one = lambda model, batch: model(batch).squeeze(1)
+    >>> [len(slopes) for slopes in part_slopes(Parameters.of(torch.nn.Linear(2, 1)), of_one, parts, keys)]
+    [5, 3]
+    """
+    objectives = [_Objective(parameters, losses, part) for part in parts]
+    for objective in objectives[:1]:
+        _check(objective, keys, mu, "forward")
     with full_precision():
         if mu == 0:
-            return _forward_derivatives(objective, keys, family, backend)
+            columns = _along_each(objectives, keys, family, backend, check_finite=False)
+            return [torch.stack(found, dim=1).double() for found in zip(*columns, strict=True)]
         step = 2 * float(np.float32(mu))
-        pairs = _loss_pairs(objective, keys, mu, family, backend)
-        return torch.stack([above.double() - below.double() for above, below in pairs], dim=1) / step
+        found: list[list[torch.Tensor]] = [[] for _ in objectives]
+        for pairs in _loss_pairs(objectives, keys, mu, family, backend):
+            for differences, (above, below) in zip(found, pairs, strict=True):
+                differences.append(above.double() - below.double())
+        return [torch.stack(differences, dim=1) / step for differences in found]
 
 
 def full_precision() -> AbstractContextManager[None]:
@@ -217,7 +243,7 @@ def _two_point(
 ) -> NDArray[np.float64]:
     """(F(w + mu z) - F(w - mu z)) / (2 mu) for each direction."""
     values: list[float] = []
-    for index, (above, below) in enumerate(_loss_pairs(objective, keys, mu, family, backend)):
+    for index, [(above, below)] in enumerate(_loss_pairs([objective], keys, mu, family, backend)):
         _check_finite(objective, above.float(), index)  # what float32 cannot hold is no loss to learn from
         _check_finite(objective, below.float(), index)
         # The mean over samples of differences formed per sample: the two losses share most of their digits.
@@ -227,38 +253,46 @@ def _two_point(
 
 @torch.no_grad()
 def _loss_pairs(
-    objective: _Objective, keys: Sequence[DirectionKey], mu: float, family: Family, backend: str | Backend | None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the losses of all samples at w + mu z and at w - mu z, for one direction after the other."""
-    doubled = _doubled(objective)
-    measured, perturbed = (objective, _perturbed) if doubled is None else (doubled, _perturbed_doubles)
-    for plus, minus in perturbed(objective.parameters_, keys, mu, family, backend):
-        yield measured.at(plus), measured.at(minus)
+    objectives: Sequence[_Objective],
+    keys: Sequence[DirectionKey],
+    mu: float,
+    family: Family,
+    backend: str | Backend | None,
+) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Yield the losses of each objective's samples at w + mu z and at w - mu z, for one direction after the other.
+
+    The objectives differ in their samples alone.
+    """
+    doubled = _doubled(objectives)
+    measured, perturbed = (objectives, _perturbed) if doubled is None else (doubled, _perturbed_doubles)
+    for plus, minus in perturbed(objectives[0].parameters_, keys, mu, family, backend):
+        yield [(each.at(plus), each.at(minus)) for each in measured]
 
 
-def _doubled(objective: _Objective) -> "_Objective | None":
-    """Return the same objective on inputs and buffers in float64; None where it is to be computed as it is.
+def _doubled(objectives: Sequence[_Objective]) -> "list[_Objective] | None":
+    """Return the same objectives on inputs and buffers in float64; None where they are to be computed as they are.
 
     Two losses at w + mu z and w - mu z share most of their digits. In float32 what is left of a loss of 50 at mu = 1e-3
     has an error of 1%, which grows with the loss. So small models are computed in float64. A model that has numbers of
     its own in float32 may refuse that, and is left as it is.
     """
-    parameters = objective.parameters_
+    parameters = objectives[0].parameters_
     small = parameters.size <= DOUBLE_UP_TO and parameters.device.type != "mps"  # which has no float64
     if not small or any(flat.dtype != torch.float32 for _, flat in parameters):
         return None
-    batch = trees.tree_map(_in_double, objective.batch)
-    doubled = _Objective(parameters, objective.losses, batch)
+    found = [_Objective(parameters, each.losses, trees.tree_map(_in_double, each.batch)) for each in objectives]
     frozen = (
         (name, each)
-        for name, each in doubled.named_parameters()
+        for name, each in found[0].named_parameters()
         if name.removeprefix("model.") not in parameters.tensors
     )
-    others = (*doubled.named_buffers(), *frozen)
-    doubled.buffers_ = {name: _in_double(each.detach()) for name, each in others if each.dtype == torch.float32}
+    others = (*found[0].named_buffers(), *frozen)
+    buffers = {name: _in_double(each.detach()) for name, each in others if each.dtype == torch.float32}
+    for each in found:
+        each.buffers_ = buffers
     weights = {name: tensor.detach().double() for name, tensor in parameters.tensors.items()}
     try:
-        return doubled if doubled.at(weights).dtype == torch.float64 else None
+        return found if found[0].at(weights).dtype == torch.float64 else None
     except Exception:  # whatever it is: if it has another cause, float32 meets it too
         return None
 
@@ -351,28 +385,21 @@ def _derivative(
     return np.array(
         [
             float(derivatives.double().mean())
-            for derivatives in _along_each(objective, keys, family, backend, check_finite=True)
+            for [derivatives] in _along_each([objective], keys, family, backend, check_finite=True)
         ]
     )
 
 
-def _forward_derivatives(
-    objective: _Objective, keys: Sequence[DirectionKey], family: Family, backend: str | Backend | None
-) -> torch.Tensor:
-    """Return <grad F_i(w), z> of each sample i along each direction: [samples, directions]."""
-    return torch.stack(list(_along_each(objective, keys, family, backend, check_finite=False)), dim=1).double()
-
-
 def _along_each(
-    objective: _Objective,
+    objectives: Sequence[_Objective],
     keys: Sequence[DirectionKey],
     family: Family,
     backend: str | Backend | None,
     *,
     check_finite: bool,
-) -> Iterator[torch.Tensor]:
+) -> Iterator[list[torch.Tensor]]:
     """Yield the derivative of each sample's loss along a direction, [samples], for one direction after the other."""
-    parameters = objective.parameters_
+    parameters = objectives[0].parameters_
     weights = {name: tensor.detach() for name, tensor in parameters.tensors.items()}
     for index, key in enumerate(keys):
         z = sample(key, parameters.size, family=family, backend=backend, device=parameters.device)
@@ -382,14 +409,15 @@ def _along_each(
         }
         try:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
-                result = jvp(objective.at, (weights,), (tangents,))
+                results: list[Any] = [jvp(each.at, (weights,), (tangents,)) for each in objectives]
         except NotImplementedError as error:
             raise InvalidEstimate(
                 f"the model has no forward-mode derivative: use method='backward', or mu > 0 with privacy ({error})"
             ) from error
         if check_finite:
-            _check_finite(objective, result[0], index)
-        yield result[1]
+            for each, (losses, _) in zip(objectives, results, strict=True):
+                _check_finite(each, losses, index)
+        yield [derivatives for _, derivatives in results]
 
 
 def _backward_mode(

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from tests.network.parties import Parties, free_port, recipe
 from tests.network.test_commands import command
 from tests.network.two_faces import TwoFaces
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 from cyber0.cli import app
 from cyber0.config import Agreement
 from cyber0.errors import InvalidConfig, Refused
+from cyber0.estimate import estimate
+from cyber0.layerwise.fixed_shapes import FixedShapes
 from cyber0.network.local_model import LocalModel
 from cyber0.network.private_data import PrivacyOptions, check_rounding, check_terms
 from cyber0.network.session import run_client
@@ -207,9 +210,27 @@ def test_terms_by_which_slopes_are_rounding_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
     check_rounding(Agreement(mu=1e-3, family="gaussian"), 10**9, double=False)
     check_rounding(Agreement(mu=0.0), 10**9, double=False)
-    for terms in ({"mu": 1e-4}, {"mu": 1e-7, "family": "gaussian"}, {"precision": "mixed", "family": "gaussian"}):
-        with pytest.raises(Refused, match="tells who else is in a batch"):
+    check_rounding(Agreement(precision="mixed", family="gaussian"), 10**9, double=False)
+    for terms in ({"mu": 1e-4}, {"mu": 1e-7, "family": "gaussian"}):
+        with pytest.raises(Refused, match="slopes would be nothing but rounding"):
             check_rounding(Agreement(**terms), 10**9, double=False)
+
+
+def test_a_client_measures_many_samples_at_once_and_each_as_if_it_were_alone(tmp_path):
+    """By the batches, the model and the slopes that it votes with."""
+    model, _ = private_model(tmp_path)
+    model.promise(bytes(32))
+    steps, data = model.private.steps, model.private
+    slopes = FixedShapes(estimate, steps.mechanism.batch, steps.probes)
+    given = {"mu": 1e-3, "family": "sphere"}
+    keys = model.plan.keys(0, 0)
+    x, y = data.batch(0, 0)
+    found = slopes(model.parameters, model.task.losses, (x, y), keys, **given)
+    assert set(slopes.parts.values()) == {80}
+    for place in (0, len(y) - 1):
+        alone = slopes(model.parameters, model.task.losses, (x[place : place + 1], y[place : place + 1]), keys, **given)
+        assert torch.equal(alone[0], found[place])
+    model.close()
 
 
 def test_terms_may_ask_for_a_minimum(tmp_path):

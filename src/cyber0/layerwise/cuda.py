@@ -43,7 +43,7 @@ class CudaSource:
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.device = layout, layout.parameters.device
-        self.bits, self.applies_commit = False, False
+        self.bits, self.applies_commit, self.keeps = False, False, False
         self.table = torch.zeros(8, dtype=torch.int32, device=self.device)
         self._tables: dict[int, Tensor] = {}
         flats = [(flat, entry.start) for entry, flat in layout.vectors]

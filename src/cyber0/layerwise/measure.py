@@ -9,21 +9,21 @@ from numpy.typing import NDArray
 
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.errors import InvalidConfig, InvalidEstimate, NonFiniteLoss
-from cyber0.estimate import Losses, estimate, nonfinite_cause, sample_slopes
+from cyber0.estimate import Losses, estimate, nonfinite_cause, part_slopes
 from cyber0.layerwise.frozen import is_packed
-from cyber0.layerwise.protocols import is_layerwise
+from cyber0.layerwise.protocols import Scorer, implements, is_layerwise
 from cyber0.layerwise.walk import Walk
 from cyber0.parameters import Parameters, to_bf16
 
 __all__ = [
     "LayerwiseEstimate",
     "Measure",
+    "PartSlopes",
     "Precision",
-    "SampleSlopes",
     "evaluation_model",
     "in_precision",
     "measure_of",
-    "sample_slopes_of",
+    "part_slopes_of",
 ]
 
 Precision = Literal["float32", "mixed", "bf16"]
@@ -48,21 +48,21 @@ class Measure(Protocol):
         ...
 
 
-class SampleSlopes(Protocol):
-    """`cyber0.estimate.sample_slopes`, or a function that agrees with it up to rounding."""
+class PartSlopes(Protocol):
+    """`cyber0.estimate.part_slopes`, or a function that agrees with it up to rounding."""
 
     def __call__(
         self,
         parameters: Parameters,
         losses: Losses,
-        batch: Any,
+        parts: Sequence[Any],
         keys: Sequence[DirectionKey],
         *,
         mu: float,
         family: Family,
         backend: str | Backend | None = None,
-    ) -> torch.Tensor:
-        """Return how the loss of each sample changes along each direction: [samples, directions]."""
+    ) -> list[torch.Tensor]:
+        """Return how the loss of each sample of each part changes along each direction: [samples, directions]."""
         ...
 
 
@@ -115,37 +115,46 @@ class LayerwiseEstimate:
         scale = parameters.size if family == "sphere" else 1
         return (values * (scale / len(keys))).astype(np.float32)
 
-    def sample_slopes(
+    def part_slopes(
         self,
         parameters: Parameters,
         losses: Losses,
-        batch: Any,
+        parts: Sequence[Any],
         keys: Sequence[DirectionKey],
         *,
         mu: float,
         family: Family,
         backend: str | Backend | None = None,
-    ) -> torch.Tensor:
-        """Return how the loss of each sample changes along each direction, as `cyber0.estimate.sample_slopes` does."""
+    ) -> list[torch.Tensor]:
+        """Return how the loss of each sample changes along each direction, as `cyber0.estimate.part_slopes` does.
+
+        Every part is measured as it is, at its full width.
+        """
         if mu == 0:
             parameters.settle()
-            return sample_slopes(parameters, losses, batch, keys, mu=mu, family=family, backend=backend)
+            wide = _at_full_width(losses) if implements(parameters.module, Scorer) else losses
+            return part_slopes(parameters, wide, parts, keys, mu=mu, family=family, backend=backend)
         walk = self.walk(parameters, losses, backend)
-        samples = walk.batch(batch[0][None], batch[1][None])
-        differences = [walk.differences(samples, key, mu, family) for key in keys]
-        return torch.stack(differences, dim=1) / (2 * float(np.float32(mu)))
+        batch = walk.fixed_batch(parts)
+        found = torch.stack([walk.differences(batch, key, mu, family) for key in keys], dim=1)
+        return [found[part.order] / (2 * float(np.float32(mu))) for part in batch.micro_batches]
 
 
-def sample_slopes_of(measure: Measure) -> SampleSlopes:
+def _at_full_width(losses: Losses) -> Losses:
+    """Return losses that call a model by its `scores`, since calling it cuts texts to the longest of them."""
+    return lambda model, batch: losses(model.scores, batch)
+
+
+def part_slopes_of(measure: Measure) -> PartSlopes:
     """Return the function that gives the slopes of single samples, for a way to measure.
 
-    >>> sample_slopes_of(estimate) is sample_slopes
+    >>> part_slopes_of(estimate) is part_slopes
     True
     """
     if isinstance(measure, LayerwiseEstimate):
-        return measure.sample_slopes
+        return measure.part_slopes
     if measure is estimate:
-        return sample_slopes
+        return part_slopes
     raise InvalidEstimate(
         f"{measure!r} gives no losses of single samples, which privacy needs: use cyber0.estimate.estimate, or leave "
         "epsilon out"

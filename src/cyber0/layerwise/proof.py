@@ -20,7 +20,7 @@ from cyber0.layerwise.source import Pair, Perturbation, Source, perturbation_of
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import MicroBatch, Walk
 
-__all__ = ["ProofNotPossible", "UnreadParameters", "give_back_memory", "prove"]
+__all__ = ["SMALL", "ProofNotPossible", "UnreadParameters", "give_back_memory", "prove"]
 
 Tensor = torch.Tensor
 SMALL = 2**26  # parameters up to which two more copies of a model are affordable
@@ -140,6 +140,7 @@ class _Recorder:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.asked: set[int] = set()
+        self.keeps = False
         self.set_perturbation, self.begin, self.norm = source.set_perturbation, source.begin, source.norm
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:

@@ -10,7 +10,15 @@ import torch
 if TYPE_CHECKING:
     from cyber0.layerwise.modules import SignPair
 
-__all__ = ["Scorer", "SignPairModule", "SizedInputs", "declare_layerwise", "implements", "is_layerwise"]
+__all__ = [
+    "PaddableInputs",
+    "Scorer",
+    "SignPairModule",
+    "SizedInputs",
+    "declare_layerwise",
+    "implements",
+    "is_layerwise",
+]
 
 DECLARED = "_cyber0_layerwise"  # an attribute of modules
 P = TypeVar("P")
@@ -31,6 +39,15 @@ class SizedInputs(Protocol):
 
     def sizes(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return how many values of each sample are not padding: [samples]."""
+        ...
+
+
+@runtime_checkable
+class PaddableInputs(Protocol):
+    """A model with `SizedInputs` whose inputs may be padded with -1 beyond the longest of them."""
+
+    def widest(self) -> int:
+        """Return how wide inputs may be padded."""
         ...
 
 

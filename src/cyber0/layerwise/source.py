@@ -86,7 +86,12 @@ def perturbation_of(
 
 
 class Source(Protocol):
-    """Gives the modules of a walk their weights. A matrix may be overwritten when the next one is asked for."""
+    """Gives the modules of a walk their weights. A matrix may be overwritten when the next one is asked for.
+
+    Where `keeps` is set, matrices may be kept, in memory of their own, for further walks along the same direction.
+    """
+
+    keeps: bool
 
     def set_perturbation(self, perturbation: Perturbation) -> None:
         """Perturb in this way from now on."""
@@ -189,11 +194,15 @@ class TorchSource:
         self._scratch: dict[torch.dtype, Tensor] = {}
         self._drifted: Tensor | None = None
         self._vectors: dict[tuple[int, torch.dtype], Pair] = {}
+        self.keeps = False
+        self._kept: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._fresh = set[tuple[int, torch.dtype]]()
 
     def set_perturbation(self, perturbation: Perturbation) -> None:
         """Perturb in this way from now on; tensors are perturbed when they are asked for."""
         self._perturbation = perturbation
         self._vectors.clear()
+        self._fresh.clear()
 
     def begin(self) -> None:
         """Prepare nothing."""
@@ -203,8 +212,13 @@ class TorchSource:
             frozen = self.layout.frozen(parameter, dtype)
             return frozen, frozen
         entry, flat = self.layout.place(parameter)
-        plus, minus = self._scratch_pair(entry.size, dtype)
-        self._pair(flat, entry.start, plus, minus)
+        kept = id(parameter), dtype
+        if self.keeps and kept not in self._kept:
+            self._kept[kept] = torch.empty(2, entry.size, dtype=dtype, device=flat.device)
+        plus, minus = self._kept[kept] if self.keeps else self._scratch_pair(entry.size, dtype)
+        if not self.keeps or kept not in self._fresh:
+            self._pair(flat, entry.start, plus, minus)
+            self._fresh.add(kept)
         return plus.view(entry.shape), minus.view(entry.shape)
 
     def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
@@ -282,6 +296,8 @@ class Unperturbed:
     >>> torch.equal(Unperturbed().matrix(model.weight, torch.float32)[0], model.weight)
     True
     """
+
+    keeps = False
 
     def set_perturbation(self, perturbation: Perturbation) -> None:
         """Ignore the perturbation."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from cyber0.layerwise.frozen import is_streamed
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.patched import patched
-from cyber0.layerwise.proof import ProofNotPossible, UnreadParameters, give_back_memory, prove
+from cyber0.layerwise.proof import SMALL, ProofNotPossible, UnreadParameters, give_back_memory, prove
 from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
 from cyber0.layerwise.source import (
     CapturableSource,
@@ -79,6 +79,7 @@ class Batch:
     labels: Tensor
     sizes: NDArray[Any] | None
     micro_batches: list[MicroBatch]
+    fixed: bool = False  # whether its micro-batches stay as they are, whatever memory holds
 
 
 class Walk:
@@ -154,6 +155,20 @@ class Walk:
         elif sizes is None:
             sizes = self.module.sizes(inputs).cpu().numpy()
         return Batch(len(x), inputs, labels, sizes, self._split(inputs, labels, sizes))
+
+    def fixed_batch(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+        """Return a batch whose micro-batches are the given ones, (inputs, labels) each, neither sorted nor cut.
+
+        >>> walk = Walk(Parameters.of(nn.Linear(3, 1)), lambda model, batch: model(batch[0]).squeeze(1))
+        >>> [part.order.tolist() for part in walk.fixed_batch([(torch.ones(3, 3), torch.zeros(3))]).micro_batches]
+        [[0, 1, 2]]
+        """
+        refuse_random(self.module)
+        self.parameters.check()
+        ends = [*accumulate((len(y) for _, y in parts), initial=0)]
+        orders = [torch.arange(a, b, device=self.device) for a, b in pairwise(ends)]
+        cut = [MicroBatch(x, y, order, padded=True) for (x, y), order in zip(parts, orders, strict=True)]
+        return Batch(1, parts[0][0], torch.cat([y for _, y in parts]), None, cut, fixed=True)
 
     def along(
         self,
@@ -236,6 +251,7 @@ class Walk:
         A pending commit is applied by the walk over the first micro-batch.
         """
         out, parts = torch.empty(2, len(batch.labels), device=self.device), list(batch.micro_batches)
+        self.source.keeps = batch.fixed and self.parameters.size <= SMALL  # its parts are many
         self.source.set_perturbation(perturbation(commit=self.parameters.pending))
         while parts:
             part = parts.pop(0)
@@ -247,7 +263,7 @@ class Walk:
                         self.source.set_perturbation(perturbation())
                 out[:, part.order] = found
             except Exception as error:
-                if not is_out_of_memory(error):
+                if batch.fixed or not is_out_of_memory(error):
                     raise
                 self._halve([part], error)
                 parts = batch.micro_batches[:] = self._split(batch.inputs, batch.labels, batch.sizes)

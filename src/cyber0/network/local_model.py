@@ -71,7 +71,8 @@ class LocalModel:
             warn_of_budget(self._batches.inputs, self._batches.labels, notice)
         else:
             check_rounding(agreement, self.parameters.size, double=self._is_double)
-            self.private = PrivateData(privacy, agreement, self._batches.inputs, self._batches.labels, notice)
+            data = self._batches.inputs, self._batches.labels
+            self.private = PrivateData(privacy, agreement, *data, notice, self.task.probes(self._participant.device))
         self._client = self._new_client()
 
     @property

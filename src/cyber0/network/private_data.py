@@ -24,7 +24,7 @@ __all__ = ["PrivacyOptions", "PrivateData", "check_rounding", "check_terms", "wa
 SPARE = (
     100  # one round in so many, and two more, are kept for crashes: a vote that was charged may not have been stored
 )
-ROUNDING = 0.1  # how much of a loss may be lost by rounding, over mu: measured, it moves the other samples by less
+ROUNDING = 0.1  # how much of a loss may be lost by rounding, over mu
 SHOWN = 20  # times that a client says in a run what it has spent
 
 
@@ -83,9 +83,10 @@ def check_terms(agreement: Agreement, private: PrivacyOptions | None) -> None:
 
 
 def check_rounding(agreement: Agreement, dimension: int, *, double: bool) -> None:
-    """Refuse terms by which the rounding of other samples' slopes, which depends on who is in the batch, would show.
+    """Refuse a mu at which slopes are rounding: a difference of two losses keeps their rounding, over 2 mu.
 
-    A difference of two losses keeps their rounding, over 2 mu: with a tiny mu, or in bf16, a slope is rounding alone.
+    Samples are measured apart, so that rounding tells nothing of others. But where that fails unnoticed, as by a kernel
+    that is not deterministic, such a mu would make the most of it, and nothing is learned from it.
 
     Args:
         agreement: The run's.
@@ -95,21 +96,16 @@ def check_rounding(agreement: Agreement, dimension: int, *, double: bool) -> Non
     >>> check_rounding(Agreement(), dimension=7850, double=True)
     >>> check_rounding(Agreement(mu=1e-14), dimension=7850, double=True)
     Traceback (most recent call last):
-    cyber0.errors.Refused: mu = 1e-14, family = 'sphere': slopes would be rounding, which tells who else is in a \
-batch, and noise does not cover that: a private client needs a mu of at least 1e-13
+    cyber0.errors.Refused: mu = 1e-14, family = 'sphere': slopes would be nothing but rounding: a private client \
+needs a mu of at least 1e-13
 
     """
-    if agreement.precision != "float32":
-        raise Refused(
-            f"precision = {agreement.precision!r}: rounding in bf16 tells who else is in a batch, and noise does not "
-            "cover that: a private client needs precision = 'float32'"
-        )
     length = math.sqrt(dimension) if agreement.family == "sphere" else 1.0
     least = length * (2.0**-53 if double else 2.0**-24) / ROUNDING
     if 0 < agreement.mu < least:
         raise Refused(
-            f"mu = {agreement.mu:g}, family = {agreement.family!r}: slopes would be rounding, which tells who else is "
-            f"in a batch, and noise does not cover that: a private client needs a mu of at least {least:.0e}"
+            f"mu = {agreement.mu:g}, family = {agreement.family!r}: slopes would be nothing but rounding: a private "
+            f"client needs a mu of at least {least:.0e}"
         )
 
 
@@ -150,6 +146,7 @@ class PrivateData:
         inputs: All of its training inputs, on its device.
         labels: Their labels.
         notice: A function that is called with a sentence when something happens.
+        probes: Inputs and labels that are not trained on, as `PrivateSteps` takes them.
 
     `begin` is called with the digest of the run's terms before the first vote.
 
@@ -162,7 +159,9 @@ class PrivateData:
         inputs: torch.Tensor,
         labels: torch.Tensor,
         notice: Callable[[str], None] = lambda _: None,
+        probes: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
+        self.probes = probes
         self.agreement, self.inputs, self.labels, self.notice = agreement, inputs, labels, notice
         self.clip, samples = options.clip_of(agreement), len(labels)
         self.rate = sampling_rate(agreement.batch, samples)
@@ -205,7 +204,7 @@ class PrivateData:
     @property
     def steps(self) -> PrivateSteps:
         """How steps are made private."""
-        return PrivateSteps(self.mechanism, system_noise(self.mechanism))
+        return PrivateSteps(self.mechanism, system_noise(self.mechanism), self.probes)
 
     def batch(self, _round: int, _epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a batch that nobody else can derive."""

@@ -25,6 +25,8 @@ class PrivateSteps:
     Args:
         mechanism: What is done to the slopes.
         noise: Where the noise of a step comes from: of a client, from its operating system.
+        probes: Inputs and labels of samples that are not voted on, with which the client tries out how many samples it
+            can measure together; without them it measures one by one.
 
     >>> steps = PrivateSteps(mechanism := Mechanism(clip=1.0, noise=0.5, batch=2.0), system_noise(mechanism))
     >>> empty = torch.ones(0, 3), torch.ones(0)
@@ -35,6 +37,7 @@ class PrivateSteps:
 
     mechanism: Mechanism
     noise: Noise
+    probes: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def vote(
         self,
@@ -45,20 +48,17 @@ class PrivateSteps:
         round: int,  # noqa: A002
         epoch: int,
     ) -> NDArray[np.float32]:
-        """Return what is released of a step; `slopes` gives those of the samples of a part of the batch.
+        """Return what is released of a step; `slopes` gives those of the samples of a batch.
 
-        A batch that is too large is cut into parts, and one without samples gives noise alone.
+        A batch without samples gives noise alone.
         """
-        total, (inputs, labels) = np.zeros(directions, dtype=np.int64), batch
-        for first in range(0, len(labels), self.mechanism.part):
-            part = slice(first, first + self.mechanism.part)
-            found = slopes((inputs[part], labels[part]))
-            if found.shape != (len(labels[part]), directions):
-                raise InvalidEstimate(
-                    f"losses() gave {len(found)} losses for {len(labels[part])} samples: privacy needs one for each, "
-                    "or a sample could count more than once"
-                )
-            total += self.mechanism.total(found, unit)
+        found = slopes(batch)
+        if found.shape != (len(batch[1]), directions):
+            raise InvalidEstimate(
+                f"losses() gave {len(found)} losses for {len(batch[1])} samples: privacy needs one for each, or a "
+                "sample could count more than once"
+            )
+        total = self.mechanism.total(found, unit)
         return self.mechanism.released(total, self.noise(round, epoch, directions), unit)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cyber0.directions.key import Family
 from cyber0.errors import InvalidConfig
 
-__all__ = ["LEVELS", "Mechanism", "gradient_unit", "grid_steps", "largest_batch"]
+__all__ = ["LEVELS", "Mechanism", "gradient_unit", "grid_steps"]
 
 LEVELS = 2**20  # grid steps that a sample's vector may be long
 LARGEST = 2.0**32  # of a noise multiplier: beyond it a sum with its noise could leave the integers
@@ -59,11 +59,6 @@ class Mechanism:
         """The deviation of the noise in grid steps, rounded up to an integer."""
         return math.ceil(self.noise * LEVELS)
 
-    @property
-    def part(self) -> int:
-        """How many samples are measured at once: what a batch practically never exceeds."""
-        return largest_batch(self.batch)
-
     def total(self, slopes: torch.Tensor, unit: float) -> NDArray[np.int64]:
         """Return the sum of the clipped slopes [samples, directions], in grid steps: [directions]."""
         return grid_steps(slopes, self.clip, unit).sum(dim=0).cpu().numpy()
@@ -71,15 +66,6 @@ class Mechanism:
     def released(self, total: Any, noise: Any, unit: float) -> NDArray[np.float32]:
         """Return the vote of a sum of clipped slopes and noise, both in grid steps."""
         return ((np.asarray(total) + noise) * (self.clip / LEVELS / self.batch * unit)).astype(np.float32)
-
-
-def largest_batch(expected: float) -> int:
-    """Return a size that a Poisson batch of an expected size exceeds less than once in a million times.
-
-    >>> largest_batch(64)
-    128
-    """
-    return math.ceil(expected + 6 * math.sqrt(expected) + 16)
 
 
 def gradient_unit(dimension: int, directions: int, family: Family) -> float:
@@ -94,14 +80,15 @@ def gradient_unit(dimension: int, directions: int, family: Family) -> float:
 def grid_steps(slopes: torch.Tensor, clip: float, unit: float) -> torch.Tensor:
     """Return the vectors of slopes [..., directions] in grid steps, each at most `LEVELS` of them long.
 
-    A slope that is not finite counts as 0: an error, or a vote that is left out, would tell of the sample.
+    A slope that is not finite counts as 0: an error, or a vote that is left out, would tell of the sample. What floats
+    meet here is rounded correctly by every kernel, so that a vector depends on its own slopes alone.
 
     >>> grid_steps(torch.tensor([[0.5, 0.0], [-8.0, float("inf")]]), clip=1.0, unit=1.0) / LEVELS
     tensor([[ 0.5000,  0.0000],
             [-1.0000,  0.0000]])
     """
     vectors = slopes.to(torch.float64, copy=True).mul_(unit / clip).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    lengths = vectors.square().sum(dim=-1, keepdim=True).sqrt_().clamp_(min=1.0)
+    lengths = _sums(vectors.square()).sqrt_().clamp_(min=1.0)
     vectors = vectors.mul_(LEVELS).div_(lengths)
     steps = vectors.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).to(torch.int64)
     too_long = _squares(steps) > LEVELS**2
@@ -109,6 +96,22 @@ def grid_steps(slopes: torch.Tensor, clip: float, unit: float) -> torch.Tensor:
         steps = torch.where(too_long, steps - steps.sign(), steps)
         steps = torch.where(_squares(steps) > LEVELS**2, 0, steps)
     return steps
+
+
+def _sums(values: torch.Tensor) -> torch.Tensor:
+    """Return sums over the last dimension, added in an order that follows from its size alone: [..., 1].
+
+    In what order `torch.sum` adds depends on the whole shape, and so on how many samples there are.
+
+    >>> _sums(torch.arange(10.0).view(2, 5))
+    tensor([[10.],
+            [35.]])
+    """
+    while (width := values.shape[-1]) > 1:
+        half = width // 2
+        paired = values[..., :half] + values[..., half : 2 * half]
+        values = paired if width % 2 == 0 else torch.cat([paired, values[..., -1:]], dim=-1)
+    return values.clone()
 
 
 def _squares(steps: torch.Tensor) -> torch.Tensor:

@@ -147,12 +147,13 @@ class Sequential:
     def __init__(self, task: Task, worlds: Sequence[World]) -> None:
         self.rows, self.width = worlds[0].plan.rows, worlds[0].plan.directions
         self._worlds = worlds
+        probes = None if worlds[0].private is None else task.probes(worlds[0].parameters.device)
         self._clients: list[list[Client]] = [
             [
                 Client(
                     *(world.parameters, task.losses, _batch_of(world, client), world.plan),
                     measure=world.measure,
-                    private=None if world.private is None else world.private.steps_of(client),
+                    private=None if world.private is None else world.private.steps_of(client, probes),
                 )
                 for client in range(world.population.clients)
             ]

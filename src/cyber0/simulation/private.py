@@ -108,13 +108,13 @@ class PrivateClients:
         factors = upload(self._factors[present] * self.unit, totals.device)
         return ((totals + noise) * factors[:, None]).float()
 
-    def steps_of(self, client: int) -> PrivateSteps:
+    def steps_of(self, client: int, probes: tuple[torch.Tensor, torch.Tensor] | None = None) -> PrivateSteps:
         """Return a client's own steps, for the code that a client of a real federation runs."""
 
         def noise(t: int, epoch: int, directions: int) -> Indices:  # noqa: ARG001
             return self.noise(t, epoch)[client]
 
-        return PrivateSteps(self.mechanisms[client], noise)
+        return PrivateSteps(self.mechanisms[client], noise, probes)
 
 
 def _noise(config: RunConfig, rate: float) -> float:

@@ -51,6 +51,7 @@ MEASURED = (  # columns of a history, which metrics must not replace
 )
 MIXED = 0.05  # of the largest output: a change beyond it is no matter of rounding, not even in half precision
 TRIAL = 4  # samples that a new model is tried out on
+PROBES = 128  # test samples that a private client tries its arithmetic with
 ALONE = RLock()  # torch's generators belong to the whole process
 
 
@@ -114,6 +115,16 @@ class Task:
         if not callable(self.losses):
             raise InvalidUserCode(f"losses = {self.losses!r}: give a function")
         _check_metrics(self.metrics)
+
+    def probes(self, device: torch.device | str = "cpu") -> Batch:
+        """Return a few test samples, which no vote is measured on, for a private client to try its arithmetic with.
+
+        >>> [len(each) for each in mnist(source="embedded").probes()]
+        [128, 128]
+        """
+        parts = self.dataset.test_inputs[:PROBES], self.dataset.test_labels[:PROBES]
+        inputs, labels = (torch.as_tensor(part).to(device) for part in parts)
+        return inputs, labels
 
 
 def _check_metrics(metrics: Any) -> None:

@@ -16,10 +16,11 @@ from cyber0.tasks.text.prompts import Kind
 from cyber0.tasks.text.seq2seq import teach_relative_bias
 from cyber0.tasks.text.tokens import PAD, lengths, trimmed
 
-__all__ = ["AT_ONCE", "Classifier", "arguments", "numbers_per_token", "zeros"]
+__all__ = ["AT_ONCE", "Classifier", "arguments", "numbers_per_token", "widest", "zeros"]
 
 Tensor = torch.Tensor
 AT_ONCE = 2**15  # tokens of a batch, from which on it is taken in parts, shortest prompts first
+SPARE = 16  # positions of a model that are left free: some count from 2, and some tasks write words after a prompt
 WIDE = 8  # vectors of a token's width that a layer of a transformer holds at once
 
 
@@ -108,6 +109,10 @@ class Classifier(nn.Module):
         """Return how many tokens each prompt has."""
         return lengths(tokens)
 
+    def widest(self) -> int:
+        """Return how wide prompts may be padded."""
+        return widest(self.whole)
+
     def numbers_per_token(self) -> int:
         """Return how many numbers a layer holds at once for each token, roughly."""
         return numbers_per_token(self.whole)
@@ -171,6 +176,16 @@ def zeros(inputs: int, classes: int) -> nn.Linear:
 def numbers_per_token(whole: Any) -> int:
     """Return how many numbers a layer of a transformers model holds at once for each token, roughly."""
     return 2 * getattr(whole.config, "intermediate_size", 0) + WIDE * getattr(whole.config, "hidden_size", 0)
+
+
+def widest(whole: Any) -> int:
+    """Return how wide texts may be padded for a transformers model; 0 where it does not say how many positions it has.
+
+    >>> from types import SimpleNamespace
+    >>> widest(SimpleNamespace(config=SimpleNamespace(max_position_embeddings=512)))
+    496
+    """
+    return max(0, (getattr(whole.config, "max_position_embeddings", None) or 0) - SPARE)
 
 
 def arguments(whole: Any, tokens: Tensor) -> dict[str, Any]:

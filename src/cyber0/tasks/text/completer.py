@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cyber0.layerwise.modules import SignPair
-from cyber0.tasks.text.classifier import AT_ONCE, arguments, numbers_per_token
+from cyber0.tasks.text.classifier import AT_ONCE, arguments, numbers_per_token, widest
 from cyber0.tasks.text.prompts import Kind
 from cyber0.tasks.text.seq2seq import decoded, logit_scale, teach_relative_bias
 from cyber0.tasks.text.tokens import PAD, lengths, padded, trimmed
@@ -138,6 +138,10 @@ class Writer(nn.Module):
     def sizes(self, rows: Tensor) -> Tensor:
         """Return how many values of each row are not padding."""
         return lengths(rows)
+
+    def widest(self) -> int:
+        """Return how wide rows may be padded."""
+        return widest(self.whole)
 
     def numbers_per_token(self) -> int:
         """Return how many numbers a layer holds at once for each token, roughly."""

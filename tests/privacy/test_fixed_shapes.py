@@ -1,0 +1,202 @@
+"""One sample more moves a client's sum by that sample's clipped vector and by nothing else, to the last bit."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from cyber0.client import Client
+from cyber0.errors import InvalidEstimate
+from cyber0.estimate import estimate
+from cyber0.layerwise.fixed_shapes import FixedShapes, best_part, fixed_width
+from cyber0.layerwise.measure import measure_of
+from cyber0.parameters import Parameters
+from cyber0.plan import Plan
+from cyber0.privacy.client_steps import PrivateSteps
+from cyber0.privacy.mechanism import LEVELS, Mechanism
+from cyber0.tasks.task import cross_entropy, mnist, mnist_cnn, mnist_mlp
+
+SIZES = (1, 7, 16, 40, 83)
+DIRECTIONS = 5
+
+
+class Recording(Mechanism):
+    """A mechanism that keeps its sums, before noise."""
+
+    sums: ClassVar = []
+
+    def total(self, slopes, unit):
+        self.sums.append(Mechanism.total(self, slopes, unit))
+        return self.sums[-1]
+
+
+def images(build, **options):
+    task = build(source="embedded", **options)
+    return task.build(0), *map(torch.as_tensor, (task.dataset.train_inputs, task.dataset.train_labels)), task.probes()
+
+
+def texts(family, **changes):
+    pytest.importorskip("transformers")
+    from tests.layerwise.models import classifier, prompts
+
+    x, y = (part[0] for part in prompts(1, 300, 31))
+    return classifier(family, **changes), x, y, (x[200:], y[200:])
+
+
+def wide_texts(family):
+    return texts(family, max_position_embeddings=80)
+
+
+CASES = {
+    "logistic regression": lambda: images(mnist),
+    "perceptron": lambda: images(mnist_mlp, hidden=200),
+    "convolutions": lambda: images(mnist_cnn),
+    "llama": lambda: wide_texts("llama"),
+    "llama, own lengths": lambda: texts("llama"),
+    "encoder": lambda: wide_texts("encoder"),
+    "experts": lambda: texts("mixtral"),
+}
+
+
+def sums_of(model, batches, probes, *, mu=1e-3, family="sphere", precision="float32"):
+    """Return the sums of a client that votes on one batch after the other, in integers, and how it measures."""
+    plan = Plan(seed=1, directions=DIRECTIONS, local_epochs=1, scheme="unbiased", mu=mu, lr=0.1, family=family)
+    mechanism = Recording(clip=10.0, noise=0.0, batch=40.0)
+    steps = PrivateSteps(mechanism, lambda _t, _epoch, count: np.zeros(count, dtype=np.int64), probes)
+    drawn, measure = iter(batches), measure_of(model, precision)
+    client = Client(Parameters.of(model), cross_entropy, lambda *_: next(drawn), plan, measure=measure, private=steps)
+    mechanism.sums.clear()
+    for _ in batches:
+        client.vote(0)
+    return list(mechanism.sums)
+
+
+def check_law(model, x, y, probes, sizes=SIZES, **options):
+    """With and without one sample, at several sizes and places, beside the sample alone."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = [torch.randperm(200, generator=generator)[: size + 1] for size in sizes]
+    places = [int(torch.randint(len(each), (1,), generator=generator)) for each in chosen]
+    batches = []
+    for each, place in zip(chosen, places, strict=True):
+        others = torch.cat([each[:place], each[place + 1 :]])
+        batches += [(x[some], y[some]) for some in (each, others, each[place : place + 1])]
+    sums = sums_of(model, batches, probes, **options)
+    for with_it, without, alone in zip(sums[::3], sums[1::3], sums[2::3], strict=True):
+        assert 0 < np.sqrt((alone.astype(float) ** 2).sum()) <= LEVELS
+        assert (with_it - without == alone).all()
+
+
+@pytest.mark.filterwarnings("ignore:this model's losses depend on")
+@pytest.mark.parametrize("case", CASES)
+def test_one_sample_more_moves_the_sum_by_its_own_vector(case):
+    check_law(*CASES[case](), sizes=(1, 9, 20) if case == "experts" else SIZES)
+
+
+@pytest.mark.parametrize("case", ["perceptron", "llama"])
+def test_so_it_does_by_forward_mode(case):
+    check_law(*CASES[case](), sizes=(7, 40), mu=0.0)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "bf16"])
+def test_so_it_does_in_half_precision_and_with_a_small_mu(precision):
+    from cyber0.layerwise.measure import in_precision
+
+    model, *data = CASES["encoder"]()
+    check_law(in_precision(model, precision), *data, sizes=(7, 40), precision=precision)
+    model, *data = CASES["llama"]()
+    check_law(model, *data, sizes=(7, 40), mu=1e-7)
+
+
+def slopes_of(model, probes, batch, losses=cross_entropy, **options):
+    shapes = FixedShapes(estimate, 40.0, probes)
+    keys = Plan(seed=1, directions=2, local_epochs=1, scheme="unbiased", mu=1e-3, lr=0.1).keys(0, 0)
+    parameters = Parameters.of(model)
+    return shapes(parameters, losses, batch, keys, mu=1e-3, family="sphere", **options), shapes
+
+
+def test_slopes_are_the_same_bits_beside_any_others():
+    model, x, y, probes = CASES["perceptron"]()
+    all_of_them, shapes = slopes_of(model, probes, (x[:150], y[:150]))
+    assert set(shapes.parts.values()) == {best_part(40, 2**20 / 159010)}
+    for size in (1, 33, 90):
+        some = torch.randperm(150)[:size]
+        assert torch.equal(slopes_of(model, probes, (x[some], y[some]))[0], all_of_them[some])
+    one_by_one, shapes = slopes_of(model, None, (x[:5], y[:5]))
+    assert set(shapes.parts.values()) == {1}
+    assert torch.allclose(one_by_one, all_of_them[:5], rtol=1e-6)
+
+
+class Placed(torch.nn.Linear):
+    """Its outputs depend on the place in the batch."""
+
+    def forward(self, x):
+        return super().forward(x) * (1 + 1e-3 * torch.arange(len(x))[:, None])
+
+
+class PlacedBeyondFour(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (1 + 1e-3 * (torch.arange(len(x))[:, None] // 4))
+
+
+class Mixing(torch.nn.Linear):
+    """Its outputs depend on the samples beside."""
+
+    def forward(self, x):
+        return super().forward(x) + 1e-6 * super().forward(x).mean(0)
+
+
+class Remembering(torch.nn.Linear):
+    """Its outputs depend on the samples before."""
+
+    seen = 0.0
+
+    def forward(self, x):
+        self.seen = 0.5 * self.seen + float(x.sum())
+        return super().forward(x) * (1 + 1e-6 * self.seen)
+
+
+@pytest.mark.parametrize(("build", "part"), [(Placed, 1), (PlacedBeyondFour, 4), (Mixing, 1)])
+def test_parts_shrink_until_a_row_depends_on_its_sample_alone(build, part, recwarn):
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 5), torch.randint(3, (60,))
+    model = build(5, 3)
+    slopes, shapes = slopes_of(model, (x[40:], y[40:]), (x[:30], y[:30]))
+    assert set(shapes.parts.values()) == {part}
+    assert [str(each.message)[:33] for each in recwarn] == ["this model's losses depend on who"] * (part == 1)
+    for some in (slice(3, 4), slice(3, 25)):
+        assert torch.equal(slopes_of(model, (x[40:], y[40:]), (x[some], y[some]))[0], slopes[some])
+
+
+def test_a_model_that_remembers_samples_is_refused():
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 5), torch.randint(3, (60,))
+    with pytest.raises(InvalidEstimate, match="another one when it is measured again after other samples"):
+        slopes_of(Remembering(5, 3), (x[40:], y[40:]), (x[:30], y[:30]))
+
+
+def test_parts_are_as_large_as_memory_holds():
+    def losses(model, batch):
+        if len(batch[0]) > 16:
+            raise MemoryError
+        return cross_entropy(model, batch)
+
+    x, y = torch.randn(60, 5), torch.randint(3, (60,))
+    _, shapes = slopes_of(torch.nn.Linear(5, 3), (x[40:], y[40:]), (x[:30], y[:30]), losses)
+    assert set(shapes.parts.values()) == {16}
+
+
+def test_losses_that_are_not_one_for_each_sample_are_refused():
+    def twice(model, batch):
+        return cross_entropy(model, batch).repeat(2)
+
+    x, y = torch.randn(60, 5), torch.randint(3, (60,))
+    for probes in ((x[40:], y[40:]), None):
+        with pytest.raises(InvalidEstimate, match="privacy needs one for each"):
+            slopes_of(torch.nn.Linear(5, 3), probes, (x[:30], y[:30]), twice)
+
+
+def test_a_text_has_a_width_of_its_own():
+    for size in range(1, 600):
+        width = fixed_width(size, widest=496)
+        assert size < width <= 1.5 * size + 8 or width == size >= 384
