@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.families import SHAPE, built, prompts
 from benchmarks.measure import report
+from benchmarks.references import seeded
 from cyber0.client import Client
 from cyber0.config import RunConfig
 from cyber0.estimate import estimate
@@ -45,7 +46,7 @@ def clients() -> dict[str, Client]:
 def text_clients() -> dict[str, Client]:
     """Return a client with an encoder of 1.2 million weights, on texts of 3 to 48 tokens."""
     shape = SHAPE | {"hidden_size": 128, "num_hidden_layers": 6, "intermediate_size": 512, "num_attention_heads": 4}
-    torch.manual_seed(0)
+    seeded(0)
     model = built(("Bert", "masked", shape), max_position_embeddings=128)
     (x, y), (probes, labels) = (prompts(1, count, 48, seed) for seed, count in enumerate((1000, 128)))
     plan = Plan(seed=0, directions=4, local_epochs=1, scheme="unbiased", mu=1e-3, lr=0.1)

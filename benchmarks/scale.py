@@ -25,6 +25,7 @@ from benchmarks.bare_server import bare
 from benchmarks.network import CONTEXT, federate
 from cyber0.config import RunConfig
 from cyber0.network import connect, keys
+from cyber0.network.listener import collect_rarely, raise_limit
 from cyber0.network.member import Member
 from cyber0.network.session import attend
 from cyber0.network.stub_model import StubModel
@@ -152,8 +153,8 @@ def measured(clients: int) -> Row:
 
 
 def _federate(settings: Settings, folder: Path, pipe: Any) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
+    raise_limit()  # as `cyber0 serve` does
+    collect_rarely()
     federate(settings, "FULL", folder, True, pipe, named=False)  # all share a certificate
 
 

@@ -2,6 +2,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from tests import processes
 from tests.protocol.ledgers import append, decisions, fill, identity
 
 from cyber0.errors import InvalidLedger
+from cyber0.protocol.catching_up import catch_up
 from cyber0.protocol.chain import Seal, advance, genesis, link_statement
 from cyber0.protocol.export import exported_run
-from cyber0.protocol.ledger import Memory
+from cyber0.protocol.ledger import Linked, Memory
 from cyber0.protocol.records import Ballot
 from cyber0.protocol.signing import is_by
 from cyber0.protocol.sqlite import File
+from cyber0.protocol.verify import verify
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -133,6 +136,38 @@ def test_both_ledgers_hold_the_same(tmp_path_factory, rounds, cut, seed):
     with File(path, read_only=True) as file:
         assert file.head == memory.head
         assert list(file.written()) == list(memory.written())
+        assert list(file.linked()) == list(memory.linked()) == list(map(Linked.of, memory.written()))
+
+
+@pytest.mark.parametrize("dropped", [("hashes",), ("hashes", "lost", "settings")])
+def test_a_ledger_of_before_is_read_as_it_is_and_continued_with_what_came_since(tmp_path, dropped):
+    run, path, whole = identity(), tmp_path / "run.ledger", Memory()
+    fill(whole, run, 6)
+    with File(path) as file:
+        fill(file, run, 4)
+    with closing(sqlite3.connect(path)) as connection:
+        for table in dropped:
+            connection.execute(f"DROP TABLE {table}")
+    with File(path, read_only=True) as file:
+        assert list(file.linked()) == list(whole.linked(0, 4))
+    with File(path) as file:
+        for decision in list(decisions(run, 6))[4:]:
+            append(file, decision)
+        assert list(file.linked()) == list(whole.linked())
+        assert list(file.linked(2, 5)) == list(whole.linked(2, 5))
+        assert [bool(written.ballots) for written in file.written()] == [False] * 4 + [True] * 2
+        assert verify(file).sound
+
+
+def test_a_client_that_comes_late_costs_no_look_at_ballots(tmp_path, monkeypatch):
+    """There are as many of them in each round as clients."""
+    run, whole = identity(), Memory()
+    fill(whole, run, 5)
+    with File(tmp_path / "run.ledger") as file:
+        fill(file, run, 5)
+        expected = list(catch_up(whole, 1, 5))
+        monkeypatch.setattr("cyber0.protocol.sqlite.ballot_from", lambda _: pytest.fail("a ballot was read"))
+        assert list(catch_up(file, 1, 5)) == expected
 
 
 APPEND = """

@@ -56,6 +56,7 @@ CELLS = [
     *(("seals", column, 0) for column in ("rounds", "commit_hash", "link", "fingerprint", "signature")),
     *(("run", column, 0) for column in ("identity", "imported", "roster", "layout", "anchor", "adopted")),
     *(("reports", column, 2) for column in ("client", "rounds", "fingerprint", "signature")),
+    *(("hashes", column, 7) for column in ("round", "ballots")),
 ]
 SIGNERS = {"ed25519": ed25519.Ed25519PrivateKey.generate(), "ec": ec.generate_private_key(ec.SECP256R1())}
 
@@ -104,7 +105,8 @@ def edit(path, *statements):
 
 def cell(path, table, column, row):
     connection = sqlite3.connect(path)
-    key = {"rounds": "round", "ballots": "round, place", "seals": "rounds", "run": "id", "reports": "client"}[table]
+    keys = {"rounds": "round", "ballots": "round, place", "seals": "rounds", "run": "id", "reports": "client"}
+    key = (keys | {"hashes": "round"})[table]
     found = connection.execute(f"SELECT {column}, {key} FROM {table} ORDER BY {key} LIMIT 1 OFFSET {row}").fetchone()
     connection.close()
     return found[0], " AND ".join(f"{k} = {v!r}" for k, v in zip(key.split(", "), found[1:], strict=True))
@@ -165,7 +167,7 @@ def test_swapped_rows_are_found(sound, tmp_path_factory, data):
     path = tmp_path_factory.mktemp("swapped") / "run.ledger"
     path.write_bytes(sound.read_bytes())
     one, two = sorted(data.draw(st.lists(st.integers(0, ROUNDS - 1), min_size=2, max_size=2, unique=True)))
-    table = data.draw(st.sampled_from(["rounds", "ballots"]))
+    table = data.draw(st.sampled_from(["rounds", "ballots", "hashes"]))
     moves = [(one, -1), (two, one), (-1, two)]
     edit(path, *((f"UPDATE {table} SET round = {there} WHERE round = {here}",) for here, there in moves))
     assert checked(path).findings[0].startswith(f"round {one}: ")
@@ -181,7 +183,7 @@ def test_two_ballots_that_change_places_are_found(copy):
 
 def cut(path, *tables):
     """Remove the last two rounds, and all rows of these tables."""
-    rounds = [(f"DELETE FROM {table} WHERE round >= 6",) for table in ("rounds", "ballots")]
+    rounds = [(f"DELETE FROM {table} WHERE round >= 6",) for table in ("rounds", "ballots", "hashes")]
     edit(path, *rounds, *((f"DELETE FROM {table}",) for table in tables))
 
 

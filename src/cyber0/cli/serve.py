@@ -30,7 +30,7 @@ from cyber0.network.keys import (
     peer_name,
     server_credentials,
 )
-from cyber0.network.listener import raise_limit, too_few
+from cyber0.network.listener import collect_rarely, raise_limit, too_few
 from cyber0.network.log import Form, Log, check_form
 from cyber0.network.remembered import asked_before, keep_asked, serving
 from cyber0.network.server import Federator
@@ -147,6 +147,7 @@ def serve(
     if "evaluate_every" in read_recipe(recipe) and asked is not None:
         own.setdefault("evaluate_every", asked.evaluate_every)
     raise_limit()
+    collect_rarely()
     with File(ledger) as file:
         if asked is None and not own_rule:
             refuse_code(file)

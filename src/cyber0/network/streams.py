@@ -23,7 +23,7 @@ __all__ = ["Streams", "key_of"]
 MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
 
 FEW, MANY = 32, 64  # messages that came together, and that are waited for
-EACH, LONGEST = 1e-5, 0.01  # seconds that are waited for each of the latter, a small part of its work, and at most
+EACH, LONGEST = 5e-5, 0.01  # seconds that are waited for each of the latter, a quarter of its work, and at most
 
 Inbox = list[tuple[Connection, bytes]]
 

@@ -8,7 +8,7 @@ from typing import Any
 from cyber0.errors import Cyber0Error, Refused
 from cyber0.protocol.chain import Anchor, Head, commit_hash, genesis, link_statement
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import Ledger, Written
+from cyber0.protocol.ledger import Ledger, Linked
 from cyber0.protocol.messages import CatchUp, Committed
 from cyber0.protocol.outline import Outline
 from cyber0.protocol.records import u64
@@ -33,11 +33,11 @@ def catch_up(ledger: Ledger, first: int, stop: int, chunk: int = CHUNK) -> Itera
         first = imported
     step, rosters = max(1, chunk // (width + 32)), _rosters(ledger)
     while first < stop:
-        written = _up_to_signed(ledger, first, stop, step)
-        if not written:
+        rounds = _up_to_signed(ledger, first, stop, step)
+        if not rounds:
             return
-        yield _decided(first, written, rosters)
-        first += len(written)
+        yield _decided(first, rounds, rosters)
+        first += len(rounds)
 
 
 def _rosters(ledger: Ledger) -> list[tuple[int, bytes]]:
@@ -54,15 +54,15 @@ def _rosters(ledger: Ledger) -> list[tuple[int, bytes]]:
     return found
 
 
-def _up_to_signed(ledger: Ledger, first: int, stop: int, step: int) -> list[Written]:
+def _up_to_signed(ledger: Ledger, first: int, stop: int, step: int) -> list[Linked]:
     """Return about `step` rounds, of which the last has a signed link: of rounds that were lost not every one has."""
     while True:
-        written = list(ledger.written(first, min(first + step, stop)))
-        signed = len(written)
-        while signed and written[signed - 1].decision.lost and not written[signed - 1].signature:
+        rounds = list(ledger.linked(first, min(first + step, stop)))
+        signed = len(rounds)
+        while signed and rounds[signed - 1].lost and not rounds[signed - 1].signature:
             signed -= 1
         if signed or first + step >= stop:
-            return written[:signed] or written
+            return rounds[:signed] or rounds
         step *= 2
 
 
@@ -70,22 +70,17 @@ def _imported(ledger: Ledger, first: int, stop: int) -> CatchUp:
     scalars = ledger.commits(first, stop)
     if stop < ledger.imported or ledger.anchor is None:
         return CatchUp(first, scalars)
-    (last,) = ledger.written(stop - 1, stop)
+    (last,) = ledger.linked(stop - 1, stop)
     return CatchUp(first, scalars, signature=last.signature, anchor=ledger.anchor.to_bytes())
 
 
-def _decided(first: int, rounds: list[Written], rosters: list[tuple[int, bytes]]) -> CatchUp:
-    scalars, hashes, signature, changed = list[bytes](), list[bytes](), b"", list[object]()
-    for written in rounds:
-        decision, signature = written.decision, written.signature
-        scalars.append(decision.scalars)
-        hashes.append(decision.ballots_hash)
-        if decision.changes:
-            changed.append([decision.round, [change.fields() for change in decision.changes]])
+def _decided(first: int, rounds: list[Linked], rosters: list[tuple[int, bytes]]) -> CatchUp:
+    scalars, hashes = b"".join(each.scalars for each in rounds), b"".join(each.ballots for each in rounds)
+    changed = [[each.round, [change.fields() for change in each.changes]] for each in rounds if each.changes]
     changes = canonical(changed) if changed else b""
     here = range(first, first + len(rounds))
     digests = b"".join(u64(number) + digest for number, digest in rosters if number in here)
-    return CatchUp(first, b"".join(scalars), b"".join(hashes), signature, changes, rosters=digests)
+    return CatchUp(first, scalars, hashes, rounds[-1].signature, changes, rosters=digests)
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,38 @@ __all__ = ["ExportedRun", "Ledger", "Memory", "Report", "Written"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A round as a ledger holds it: what was decided, the hash of the commits and the link after it, its signature."""
+    """A round as a ledger holds it: what was decided, the hash of the commits and the link after it, its signature.
+
+    `ballots` is the hash of its ballots, where that is kept beside them.
+    """
 
     decision: Decision
     commit: bytes
     link: bytes | None
     signature: bytes = b""
+    ballots: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """What the link after a round is made of, without its ballots: these are many, and their hash is enough.
+
+    `signature` is the federator's, of the link; `lost` says whether the ballots are lost.
+    """
+
+    round: int
+    scalars: bytes
+    ballots: bytes
+    changes: tuple[Change, ...]
+    signature: bytes
+    lost: bool = False
+
+    @classmethod
+    def of(cls, written: Written) -> "Linked":
+        """Return the same of a round with its ballots."""
+        decision = written.decision
+        content = decision.scalars, decision.ballots_hash, decision.changes
+        return cls(decision.round, *content, written.signature, bool(decision.lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +172,10 @@ class Ledger(Protocol):
 
     def written(self, start: int = 0, stop: int | None = None) -> Iterator[Written]:
         """Yield the same rounds with their hashes as they were written, which may be wrong."""
+        ...
+
+    def linked(self, start: int = 0, stop: int | None = None) -> Iterator[Linked]:
+        """Yield what the links after the same rounds are made of, in little time however many ballots they have."""
         ...
 
     def commits(self, start: int = 0, stop: int | None = None) -> bytes:
@@ -312,7 +342,7 @@ class Memory:
         decision = prepared(self.identity, self.head, decision)
         roster = self.roster.after(decision.changes)
         head = advance(self.head, decision, roster)
-        self._written.append(Written(decision, head.commit, head.link, signature))
+        self._written.append(Written(decision, head.commit, head.link, signature, decision.ballots_hash))
         self._roster = roster
         return head
 
@@ -334,6 +364,10 @@ class Memory:
     def written(self, start: int = 0, stop: int | None = None) -> Iterator[Written]:
         """As in `Ledger`."""
         return iter(self._written[start:stop])
+
+    def linked(self, start: int = 0, stop: int | None = None) -> Iterator[Linked]:
+        """As in `Ledger`."""
+        return map(Linked.of, self.written(start, stop))
 
     def commits(self, start: int = 0, stop: int | None = None) -> bytes:
         """As in `Ledger`."""

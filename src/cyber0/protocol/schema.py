@@ -31,10 +31,15 @@ CREATE TABLE reports (
 );
 CREATE TABLE certificates (certificate BLOB PRIMARY KEY);
 """
-LATER_TABLES = """
+LATER_TABLES = (  # which a ledger of the same version may lack, from the end
+    """
 CREATE TABLE lost (round INTEGER PRIMARY KEY, ballots BLOB NOT NULL);
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""  # which a ledger of the same version may lack
+""",
+    """
+CREATE TABLE hashes (round INTEGER PRIMARY KEY, ballots BLOB NOT NULL);
+""",
+)
 FIRST_TABLES = """
 CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB NOT NULL, imported INTEGER NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, scalars BLOB NOT NULL, commit_hash BLOB NOT NULL, votes_hash BLOB);
@@ -75,13 +80,35 @@ FAULTS = {
         "SELECT DISTINCT round FROM ballots WHERE vote IS NOT NULL AND digest IS NOT NULL"
     ),
 }
-LATER_FAULTS = {
-    "has lost its ballots, but was not decided": "SELECT round FROM lost WHERE round NOT IN (SELECT round FROM rounds)",
-    "has ballots, though they are lost": "SELECT DISTINCT round FROM ballots WHERE round IN (SELECT round FROM lost)",
-    "has no hash of the ballots that are lost": (
-        "SELECT round FROM lost WHERE typeof(ballots) != 'blob' OR length(ballots) != 32"
-    ),
-}
+LATER_FAULTS = (  # by tables that came later
+    {
+        "has lost its ballots, but was not decided": (
+            "SELECT round FROM lost WHERE round NOT IN (SELECT round FROM rounds)"
+        ),
+        "has ballots, though they are lost": (
+            "SELECT DISTINCT round FROM ballots WHERE round IN (SELECT round FROM lost)"
+        ),
+        "has no hash of the ballots that are lost": (
+            "SELECT round FROM lost WHERE typeof(ballots) != 'blob' OR length(ballots) != 32"
+        ),
+    },
+    {
+        "has a hash of ballots, but was not decided": (
+            "SELECT round FROM hashes WHERE round NOT IN (SELECT round FROM rounds)"
+        ),
+    },
+)
+LINKS = (  # what links are made of, by how many of the tables that came later there are
+    "SELECT round, scalars, signature, changes, NULL, 0 FROM rounds WHERE round >= ? AND round < ? "
+    "ORDER BY round LIMIT ?",
+    "SELECT rounds.round, scalars, signature, changes, lost.ballots, lost.round IS NOT NULL FROM rounds "
+    "LEFT JOIN lost ON lost.round = rounds.round WHERE rounds.round >= ? AND rounds.round < ? "
+    "ORDER BY rounds.round LIMIT ?",
+    "SELECT rounds.round, scalars, signature, changes, coalesce(hashes.ballots, lost.ballots), "
+    "lost.round IS NOT NULL FROM rounds LEFT JOIN lost ON lost.round = rounds.round "
+    "LEFT JOIN hashes ON hashes.round = rounds.round WHERE rounds.round >= ? AND rounds.round < ? "
+    "ORDER BY rounds.round LIMIT ?",
+)
 PROMISE = "promise:"  # the beginning of a setting that is none: what a client has promised about its privacy
 
 
@@ -108,8 +135,8 @@ def statements(tables: str) -> list[str]:
     return [" ".join(statement.split()) for statement in tables.split(";")[:-1]]
 
 
-def has_later_tables(path: Path, schema: int, rows: list[tuple[Any, Any]]) -> bool:
-    """Return whether a file has the tables that came later; refuse one of others than a ledger makes.
+def later_tables(path: Path, schema: int, rows: list[tuple[Any, Any]]) -> int:
+    """Return how many of `LATER_TABLES` a file has; refuse one of others than a ledger makes.
 
     Args:
         path: The file.
@@ -119,12 +146,11 @@ def has_later_tables(path: Path, schema: int, rows: list[tuple[Any, Any]]) -> bo
     """
     made = statements(TABLES if schema == SCHEMA else FIRST_TABLES)
     found = sorted(" ".join(str(sql).split()) for _, sql in rows)
-    if schema == SCHEMA and found == sorted([*made, *statements(LATER_TABLES)]):
-        return True
-    if found != sorted(made):
-        names = ", ".join(sorted(str(name) for name, _ in rows)[:20])
-        raise InvalidLedger(f"{path} is no ledger: its tables ({names}) are not as a ledger makes them")
-    return False
+    for later in range(1 + (len(LATER_TABLES) if schema == SCHEMA else 0)):
+        if found == sorted([*made, *statements("".join(LATER_TABLES[:later]))]):
+            return later
+    names = ", ".join(sorted(str(name) for name, _ in rows)[:20])
+    raise InvalidLedger(f"{path} is no ledger: its tables ({names}) are not as a ledger makes them")
 
 
 def seal_from(path: Path, rounds: int, commit: Any, link: Any, mark: Any, signature: Any) -> Seal:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from cyber0.errors import InvalidIdentity, InvalidLedger
 from cyber0.protocol.chain import Anchor, Head, Seal, advance, genesis
 from cyber0.protocol.identity import Identity
-from cyber0.protocol.ledger import ExportedRun, Report, Written, check_seal, imported_rounds, is_news, prepared
+from cyber0.protocol.ledger import ExportedRun, Linked, Report, Written, check_seal, imported_rounds, is_news, prepared
 from cyber0.protocol.records import Decision, Promised
 from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
 from cyber0.protocol.schema import (
@@ -22,6 +22,7 @@ from cyber0.protocol.schema import (
     IDENTITY,
     LATER_FAULTS,
     LATER_TABLES,
+    LINKS,
     MAGIC,
     PROMISE,
     SCHEMA,
@@ -29,7 +30,7 @@ from cyber0.protocol.schema import (
     TABLES,
     ballot_from,
     blob,
-    has_later_tables,
+    later_tables,
     promised_from,
     report_from,
     run_row,
@@ -40,7 +41,7 @@ from cyber0.protocol.storage import Lock, check_whole, connect, copy, leave_wal,
 
 __all__ = ["File"]
 
-PAGE = 256  # rounds that are read at a time
+PAGE, BALLOTS = 256, 2**16  # rounds that are read at a time, and about so many ballots
 
 
 class File:
@@ -68,7 +69,7 @@ class File:
         self._head: Head | None = None
         self._roster: Roster | None = None
         self._schema = SCHEMA
-        self._has_tables = self._has_later = True  # any at all; those that a ledger of the same version may lack
+        self._has_tables, self._later = True, len(LATER_TABLES)  # any at all; how many of those that it may lack
         self._connection: Any = None
         try:
             if not read_only:
@@ -80,8 +81,8 @@ class File:
             if not read_only:
                 for setting in ("journal_mode = WAL", f"synchronous = {synchronous}"):
                     self._connection.execute(f"PRAGMA {setting}")
-                if self._has_tables and not self._has_later and self._schema == SCHEMA:
-                    self._make_tables(LATER_TABLES)
+                if self._has_tables and self._schema == SCHEMA and self._later < len(LATER_TABLES):
+                    self._make_tables("".join(LATER_TABLES[self._later :]))
         except sqlite3.Error as error:
             self.close()
             raise InvalidLedger(f"{self.path} cannot be written: {error}") from None
@@ -93,7 +94,7 @@ class File:
         (magic,), (schema,) = (self._all(f"PRAGMA {name}")[0] for name in ("application_id", "user_version"))
         if magic == 0 and not self._all("SELECT name FROM sqlite_master"):
             trust(self._connection)
-            self._has_tables = self._has_later = False
+            self._has_tables, self._later = False, 0
             return  # a file that was made, and nothing written yet
         if magic != MAGIC:
             raise InvalidLedger(f"{self.path} is a database, but not a ledger")
@@ -107,7 +108,7 @@ class File:
     def _check_tables(self) -> None:
         """Refuse a file of other tables than a ledger makes: a view can be endless, and a trigger do anything."""
         rows = self._all("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
-        self._has_later = has_later_tables(self.path, self._schema, rows)
+        self._later = later_tables(self.path, self._schema, rows)
         if wrong := trust(self._connection):
             raise InvalidLedger(f"{self.path} is damaged: {wrong}")
 
@@ -179,7 +180,7 @@ class File:
                 "this run is of version 1: it can be verified, replayed and exported, but not continued"
             )
         if not self._has_tables:
-            self._make_tables(TABLES + LATER_TABLES)
+            self._make_tables("".join((TABLES, *LATER_TABLES)))
         with self._writing():
             self._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", run_row(run, imported))
             for written in imported_rounds(run):
@@ -199,7 +200,7 @@ class File:
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA application_id = {MAGIC}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
-        self._has_tables = self._has_later = True
+        self._has_tables, self._later = True, len(LATER_TABLES)
 
     def append(self, decision: Decision, signature: bytes = b"") -> Head:
         """As in `Ledger`."""
@@ -213,7 +214,7 @@ class File:
                 decided = prepared(self.identity, head, decision)
                 roster = roster.after(decided.changes)
                 head = advance(head, decided, roster)
-                self._insert(Written(decided, head.commit, head.link, signature))
+                self._insert(Written(decided, head.commit, head.link, signature, decided.ballots_hash))
         self._head, self._roster = head, roster
         return head
 
@@ -230,6 +231,8 @@ class File:
             for place, b in enumerate(decision.ballots)
         ]
         self._connection.executemany("INSERT INTO ballots VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        if written.ballots:
+            self._connection.execute("INSERT INTO hashes VALUES (?, ?)", (decision.round, written.ballots))
         if decision.lost:
             self._connection.execute("INSERT INTO lost VALUES (?, ?)", (decision.round, decision.lost))
 
@@ -241,34 +244,50 @@ class File:
         """As in `Ledger`."""
         stop = self._stop(stop)
         select, more = SELECT[self._schema]
-        while rounds := self._all(select, (start, stop, PAGE)):
+        page = max(1, min(PAGE, BALLOTS // max(1, len(self.identity.roster.names)))) if start < stop else 1
+        while rounds := self._all(select, (start, stop, page)):
             between = (rounds[0][0], rounds[-1][0])
             rows = self._all(more, between)
             ballots = {number: tuple(map(ballot_from, group)) for number, group in groupby(rows, itemgetter(0))}
-            lost = self._lost(*between)
+            lost, hashes = self._hashes("lost", *between), self._hashes("hashes", *between)
             for number, scalars, commit, link, signature, changes in rounds:
                 content = blob(scalars), ballots.get(number, ()), self._changes(number, changes)
                 decision = Decision(number, *content, lost.get(number, b""))
-                yield Written(decision, commit, link, blob(signature))
+                yield Written(decision, commit, link, blob(signature), hashes.get(number, b""))
             start = rounds[-1][0] + 1
 
-    def _lost(self, first: int, last: int) -> dict[int, bytes]:
-        """Return the hashes of ballots that are lost, by round."""
-        if not self._has_later:
+    def _hashes(self, table: str, first: int, last: int) -> dict[int, bytes]:
+        """Return the hashes of ballots that a table has, by round."""
+        if not any(table in statement for statement in LATER_TABLES[: self._later]):
             return {}
-        rows = self._all("SELECT round, ballots FROM lost WHERE round BETWEEN ? AND ?", (first, last))
+        rows = self._all(f"SELECT round, ballots FROM {table} WHERE round BETWEEN ? AND ?", (first, last))  # noqa: S608
         return {number: blob(ballots) for number, ballots in rows}
+
+    def linked(self, start: int = 0, stop: int | None = None) -> Iterator[Linked]:
+        """As in `Ledger`. Of a round of a ledger that kept no hashes all ballots are read."""
+        if self._schema == 1:
+            yield from map(Linked.of, self.written(start, stop))
+            return
+        stop = self._stop(stop)
+        while start < stop and (rounds := self._all(LINKS[self._later], (start, stop, PAGE))):
+            for number, scalars, signature, changes, ballots, lost in rounds:
+                if ballots is None:
+                    yield Linked.of(next(self.written(number, number + 1)))
+                else:
+                    made = blob(scalars), blob(ballots), self._changes(number, changes), blob(signature)
+                    yield Linked(number, *made, bool(lost))
+            start = rounds[-1][0] + 1
 
     @property
     def lost(self) -> int:
         """As in `Ledger`."""
-        found = self._all("SELECT max(round) FROM lost")[0][0] if self._has_later else None
+        found = self._all("SELECT max(round) FROM lost")[0][0] if self._later else None
         return 0 if found is None else found + 1
 
     @property
     def settings(self) -> dict[str, Any]:
         """What was asked for when the run was served, by name; it may be known before the run is founded."""
-        if not self._has_later:
+        if not self._later:
             return {}
         try:
             return {name: json.loads(value) for name, value in self._all("SELECT name, value FROM settings")}
@@ -278,7 +297,7 @@ class File:
     def remember(self, settings: Mapping[str, Any]) -> None:
         """Keep what was asked for, by name, in place of what was kept under these names."""
         if not self._has_tables:
-            self._make_tables(TABLES + LATER_TABLES)
+            self._make_tables("".join((TABLES, *LATER_TABLES)))
         rows = [(name, json.dumps(value)) for name, value in settings.items()]
         with self._writing():
             self._connection.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
@@ -379,7 +398,9 @@ class File:
 
     def faults(self) -> list[tuple[int, str]]:
         """As in `Ledger`."""
-        queries = FAULTS | (LATER_FAULTS if self._has_later else {})
+        queries = FAULTS.copy()
+        for later in LATER_FAULTS[: self._later]:
+            queries |= later
         found = [(row[0], problem) for problem, query in queries.items() for row in self._all(query)]
         return sorted((number if isinstance(number, int) else -1, problem) for number, problem in found)
 

@@ -163,6 +163,8 @@ class _Checker:
             following = self._without_votes(following, written)
         elif written.link != following.link:
             raise Wrong("its votes do not match the chain")
+        elif written.ballots not in (b"", decision.ballots_hash):
+            raise Wrong("the hash that is kept beside its votes is not theirs")
         elif decision.lost:
             self._note_lost(decision)
         else:
