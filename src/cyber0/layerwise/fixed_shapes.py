@@ -37,7 +37,7 @@ TEXT = 32  # tokens of a text, about
 BUCKETS = 6  # widths among which the texts of a batch are spread, about
 PROBES = 16  # different samples to try parts with
 TRIED = 2  # directions along which parts are tried
-AT_ONCE = 8  # parts that are tried in one call
+AT_ONCE = 128  # samples that are tried in one call, about
 
 
 class Width(NamedTuple):
@@ -228,8 +228,9 @@ class FixedShapes:
         same = [torch.full_like(places, index) for index in (0, 1)]
         tried = [each.to(labels.device) for each in (everywhere[0].flip(0), *same, *everywhere, *reversed(same))]
         samples, slopes = torch.empty(0, dtype=torch.int64, device=labels.device), torch.empty(0)
-        for first in range(0, len(tried), AT_ONCE):
-            some = tried[first : first + AT_ONCE]
+        step = max(1, AT_ONCE // size)
+        for first in range(0, len(tried), step):
+            some = tried[first : first + step]
             try:
                 parts = [(inputs[each], labels[each]) for each in some]
                 found = self._slopes(parameters, losses, parts, keys, **along)
