@@ -10,7 +10,7 @@ tried out with samples that are not voted on; where it fails, parts are made sma
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,17 @@ TEXT = 32  # tokens of a text, about
 BUCKETS = 6  # widths among which the texts of a batch are spread, about
 PROBES = 16  # different samples to try parts with
 TRIED = 2  # directions along which parts are tried
+AT_ONCE = 128  # samples that are tried in one call, about
+
+
+class Width(NamedTuple):
+    """How texts are measured that may be measured together: models leave a mask out where no text is padded."""
+
+    size: int
+    padded: bool
+
+
+WHOLE = Width(0, padded=False)  # of samples that are no texts, and are measured as they are
 
 
 def fixed_width(size: int, widest: int) -> int:
@@ -113,10 +124,12 @@ class FixedShapes:
         inputs, labels = batch
         out = torch.zeros(len(labels), len(keys), dtype=torch.float64, device=labels.device)
         along: dict[str, Any] = {"mu": mu, "family": family, "backend": backend}
+        if isinstance(self._measure, LayerwiseEstimate) and mu > 0 and len(labels) > 0:
+            self._choose_way(self._measure, parameters, losses, batch, backend)
         rows: list[Tensor] = []
         parts: list[Pair] = []
         for width, places in _by_width(parameters.module, inputs, labels):
-            some = _padded(inputs[places], width), labels[places]
+            some = _padded(inputs[places], width.size), labels[places]
             size = self._part(parameters, losses, some, width, keys[:TRIED], along)
             for first in range(0, len(places), size):
                 rows.append(places[first : first + size])
@@ -135,30 +148,42 @@ class FixedShapes:
             out[place] = slopes[: len(place)].to(out.dtype)
         return out
 
+    def _choose_way(
+        self, measure: LayerwiseEstimate, parameters: Parameters, losses: Losses, batch: Pair, backend: Any
+    ) -> None:
+        """Let samples that are not voted on decide whether a model is walked: blank ones, if there are no others."""
+        walk = measure.walk(parameters, losses, backend)
+        if not walk.proven:
+            blank = torch.zeros_like(batch[0][:1]), torch.zeros_like(batch[1][:1])
+            inputs, labels = blank if self._probes is None or len(self._probes[1]) == 0 else self._probes
+            walk.prove_for_good(walk.batch(inputs[None], labels[None]))
+
     def _part(
-        self, parameters: Parameters, losses: Losses, samples: Pair, width: int, keys: Any, along: dict[str, Any]
+        self, parameters: Parameters, losses: Losses, samples: Pair, width: Width, keys: Any, along: dict[str, Any]
     ) -> int:
         """Return how many samples a part has: a function of the model and of the shape of a sample alone."""
         inputs, labels = samples
-        shape = id(parameters), width, *inputs.shape[1:], *labels.shape[1:]
+        shape = id(parameters), *width, *inputs.shape[1:], *labels.shape[1:]
         if shape not in self.parts:
             probes = self._of_width(parameters.module, width)
-            shapes = [] if probes is None else [each.shape[1:] for each in probes]
-            fits = probes is not None and shapes == [inputs.shape[1:], labels.shape[1:]]
+            fits = [each.shape[1:] for each in probes] == [inputs.shape[1:], labels.shape[1:]] if probes else False
             self.parts[shape] = self._found(parameters, losses, probes, keys, along) if fits else 1
         return self.parts[shape]
 
     def _found(self, parameters: Parameters, losses: Losses, probes: Any, keys: Any, along: dict[str, Any]) -> int:
         size = wanted = self._wanted(parameters)
-        while size > 1 and not self._alike(parameters, losses, probes, size, keys, along):
+        few = probes[0][:PROBES], probes[1][:PROBES]
+        while size > 1 and not self._alike(parameters, losses, few, size, keys, along):
             size = 1 << ((size - 1).bit_length() - 1)  # the next smaller power of 2
+        if 1 < size < wanted and not self._alike(parameters, losses, probes, size, keys, along):
+            size = 1  # a kernel that treats the last rows otherwise shows it with some samples only: a few may pass
         if isinstance(self._measure, LayerwiseEstimate):
             walk = self._measure.walk(parameters, losses, along["backend"])
             if walk.handlers is None or modules.blocks(walk.handlers):
                 size = 1  # its code may route samples by their values, as a mixture of experts does
         if size > 1:
             return size
-        if not self._alike(parameters, losses, probes, 1, keys, along):
+        if not self._alike(parameters, losses, few, 1, keys, along):
             raise InvalidEstimate(
                 "a sample's loss is another one when it is measured again after other samples: the model or losses() "
                 "keep something of the samples before, or draw at random, so that a vote would tell of more than its "
@@ -180,47 +205,51 @@ class FixedShapes:
         overhead += 0 if kept else OVERHEAD.get(parameters.device.type, 64) / TEXT
         return best_part(max(1.0, self._expected / BUCKETS), overhead)
 
-    def _of_width(self, module: Any, width: int) -> Pair | None:
+    def _of_width(self, module: Any, width: Width) -> Pair | None:
         """Return probes at a width, as samples of that width are measured; None if there are not two."""
         if self._probes is None:
             return None
         inputs, labels = self._probes
-        if width:
+        if width != WHOLE:
             sizes = module.sizes(inputs)
-            fits = (sizes < width) if width <= _widest(module) else (sizes == width)
+            fits = (sizes < width.size) if width.padded else (sizes == width.size)
             longest = sizes.masked_fill(~fits, -1).argsort(descending=True, stable=True)
-            chosen = longest[: min(PROBES, int(fits.sum()))]
-            inputs, labels = _padded(inputs[chosen], width), labels[chosen]
-        return None if len(labels) < 2 else (inputs[:PROBES], labels[:PROBES])
+            chosen = longest[: int(fits.sum())]
+            inputs, labels = _padded(inputs[chosen], width.size), labels[chosen]
+        return None if len(labels) < 2 else (inputs, labels)
 
     def _alike(
         self, parameters: Parameters, losses: Losses, probes: Pair, size: int, keys: Any, along: dict[str, Any]
     ) -> bool:
-        """Return whether a sample's slopes are the same bits at every place of a part, and beside any others."""
+        """Return whether each sample's slopes are the same bits at every place of a part, and beside any others."""
         inputs, labels = probes
-        order = torch.arange(size) % len(labels)
-        rolled = [order.roll(by) for by in {0, 1, size // 3, size // 2}]
-        same = [torch.full_like(order, index) for index in (0, 1)]
-        tried = [each.to(labels.device) for each in (*rolled, order.flip(0), *same, *reversed(same))]
-        try:
-            parts = [(inputs[each], labels[each]) for each in tried]
-            found = self._slopes(parameters, losses, parts, keys, **along)
-        except Exception as error:
-            if size > 1 and is_out_of_memory(error):
+        places = torch.arange(size)
+        everywhere = [(places + by) % len(labels) for by in range(len(labels))]
+        same = [torch.full_like(places, index) for index in (0, 1)]
+        tried = [each.to(labels.device) for each in (everywhere[0].flip(0), *same, *everywhere, *reversed(same))]
+        samples, slopes = torch.empty(0, dtype=torch.int64, device=labels.device), torch.empty(0)
+        step = max(1, AT_ONCE // size)
+        for first in range(0, len(tried), step):
+            some = tried[first : first + step]
+            try:
+                parts = [(inputs[each], labels[each]) for each in some]
+                found = self._slopes(parameters, losses, parts, keys, **along)
+            except Exception as error:
+                if size > 1 and is_out_of_memory(error):
+                    return False
+                raise
+            samples, slopes = torch.cat([samples, *some]), torch.cat([*([slopes] if first else []), *found])
+            if len(slopes) != len(samples):
+                raise InvalidEstimate(
+                    f"losses() gave {len(slopes)} losses for {len(samples)} samples: privacy needs one for each, or a "
+                    "sample could count more than once"
+                )
+            counted = slopes.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            known = counted.new_zeros(len(labels), counted.shape[1])
+            known[samples] = counted
+            if not torch.equal(known[samples], counted):
                 return False
-            raise
-        samples, slopes = torch.cat(tried), torch.cat(found)
-        if len(slopes) != len(samples):
-            raise InvalidEstimate(
-                f"losses() gave {len(slopes)} losses for {len(samples)} samples: privacy needs one for each, or a "
-                "sample could count more than once"
-            )
-        if not slopes.isfinite().any():
-            return size == 1  # they show nothing
-        slopes = slopes.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)  # as they count
-        known = slopes.new_zeros(len(labels), slopes.shape[1])
-        known[samples] = slopes
-        return torch.equal(known[samples], slopes)
+        return size == 1 or bool(slopes.isfinite().any())  # else they show nothing
 
 
 def _is_text(module: Any, inputs: Tensor, labels: Tensor) -> bool:
@@ -228,19 +257,21 @@ def _is_text(module: Any, inputs: Tensor, labels: Tensor) -> bool:
     return implements(module, SizedInputs) and inputs.ndim == 2 and labels.ndim == 1
 
 
-def _by_width(module: Any, inputs: Tensor, labels: Tensor) -> list[tuple[int, Tensor]]:
-    """Return the places of the samples of each width; width 0 is that of all, where samples are not padded texts."""
+def _by_width(module: Any, inputs: Tensor, labels: Tensor) -> list[tuple[Width, Tensor]]:
+    """Return the places of the samples of each width."""
     if len(labels) == 0:
         return []
     if not _is_text(module, inputs, labels):
-        return [(0, torch.arange(len(labels), device=labels.device))]
+        return [(WHOLE, torch.arange(len(labels), device=labels.device))]
     widest = _widest(module)
     sizes: NDArray[np.int64] = module.sizes(inputs).cpu().numpy()
     widths = np.array([fixed_width(int(size), widest) for size in sizes])
-    return [
-        (int(width), torch.from_numpy(np.flatnonzero(widths == width)).to(labels.device))  # pyright: ignore
-        for width in np.unique(widths)
-    ]
+    padded = sizes < widths
+    found: list[tuple[Width, Tensor]] = []
+    for size, is_padded in sorted({*zip(widths.tolist(), padded.tolist(), strict=True)}):
+        places = np.flatnonzero((widths == size) & (padded == is_padded))
+        found.append((Width(size, is_padded), torch.from_numpy(places).to(labels.device)))  # pyright: ignore
+    return found
 
 
 def _widest(module: Any) -> int:

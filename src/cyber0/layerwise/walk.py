@@ -124,6 +124,19 @@ class Walk:
         """Return whether the model is measured layer by layer, rather than in two whole copies."""
         return self.handlers is not None
 
+    @property
+    def proven(self) -> bool:
+        """Return whether it is decided how the model is measured."""
+        return self._proven
+
+    def prove_for_good(self, batch: Batch) -> None:
+        """Decide by this batch how the model is measured: in whole copies, if the batch decides nothing."""
+        with torch.no_grad():
+            if not self._prove(batch):
+                self.handlers = self._graphs = None
+                _fall_back(InvalidEstimate("its losses on samples to try it with are not finite"))
+        self._proven = True
+
     def slopes(
         self,
         x: Tensor,
