@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cyber0.client import Client
+from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import estimate
 from cyber0.layerwise.fixed_shapes import FixedShapes, best_part, fixed_width
@@ -262,3 +263,21 @@ def test_whether_a_model_is_walked_does_not_depend_on_private_samples():
             for first in (0, 1)
         )
         assert torch.equal(beside_it, alone)
+
+
+def test_no_private_sample_decides_in_which_precision_all_are_measured():
+    """One that cannot be computed in float64 would have moved all others to float32."""
+
+    def losses(model, batch):
+        if batch[0].dtype == torch.float64 and (batch[0] > 50).any():
+            raise ValueError("too large for float64")
+        return model(batch[0]).squeeze(1)
+
+    torch.manual_seed(0)
+    parameters, x = Parameters.of(torch.nn.Linear(3, 1)), torch.randn(9, 3)
+    shapes = FixedShapes(estimate, expected=4.0, probes=(torch.randn(5, 3), torch.zeros(5)))
+    keys, along = [DirectionKey(seed=1, round=0)], {"mu": 1e-3, "family": "sphere"}
+    x[0] = 99.0
+    with pytest.raises(ValueError, match="too large"):
+        shapes(parameters, losses, (x, torch.zeros(9)), keys, **along)
+    assert shapes(parameters, losses, (x[1:], torch.zeros(8)), keys, **along).shape == (8, 1)

@@ -33,6 +33,7 @@ Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 CALL, LEAST = 2**20, 2.0  # what a part costs besides its samples: so many weights, and at least so many samples
 ROWS = 8  # kernels treat as many rows alike, and often not what is left over
+VALUES = 32  # an elementwise kernel may round what is left over after as many values otherwise
 TEXT = 32  # tokens of a text, about
 BUCKETS = 6  # widths among which the texts of a batch are spread, about
 PROBES = 16  # different samples to try parts with
@@ -63,21 +64,22 @@ def fixed_width(size: int, widest: int) -> int:
     return width if width <= widest else max(1, size)
 
 
-def best_part(expected: float, overhead: float) -> int:
-    """Return how many samples a part should have, 4 or so many eights, so that batches cost least.
+def best_part(expected: float, overhead: float, rows: int = ROWS) -> int:
+    """Return how many samples a part should have, half of `rows` or a multiple of them, so that batches cost least.
 
     Args:
         expected: The expected size of a Poisson batch.
         overhead: What a part costs besides its samples, in samples.
+        rows: How many samples kernels treat alike.
 
-    >>> [best_part(64, overhead) for overhead in (0.1, 2, 100)]
-    [4, 16, 80]
+    >>> [best_part(64, overhead) for overhead in (0.1, 2, 100)], best_part(64, 100, rows=32)
+    ([4, 16, 80], 96)
 
     """
     sizes = np.arange(1, math.ceil(expected + 6 * math.sqrt(expected) + 16))
     factorials = np.cumsum(np.log(sizes))
     chances = np.exp(sizes * math.log(expected) - expected - factorials)
-    parts = (ROWS // 2, *range(ROWS, len(sizes) + ROWS, ROWS))
+    parts = (rows // 2, *range(rows, len(sizes) + rows, rows))
     costs = [(float(chances @ np.ceil(sizes / part)) * (overhead + part), part) for part in parts]
     return min(costs)[1]
 
@@ -138,7 +140,12 @@ class FixedShapes:
                 parts.append((some[0][filled], some[1][filled]))
         if not parts:
             return out
-        found = self._slopes(parameters, losses, parts, keys, **along)
+        # What is first decides whether all are computed in float64: a sample that is not voted on.
+        before: list[Pair] = []
+        if not isinstance(self._measure, LayerwiseEstimate):
+            x, y = self._public(batch)
+            before.append((x[:1], y[:1]))
+        found = self._slopes(parameters, losses, [*before, *parts], keys, **along)[len(before) :]
         for place, (_, of_part), slopes in zip(rows, parts, found, strict=True):
             if slopes.shape != (len(of_part), len(keys)):
                 raise InvalidEstimate(
@@ -151,12 +158,17 @@ class FixedShapes:
     def _choose_way(
         self, measure: LayerwiseEstimate, parameters: Parameters, losses: Losses, batch: Pair, backend: Any
     ) -> None:
-        """Let samples that are not voted on decide whether a model is walked: blank ones, if there are no others."""
+        """Let samples that are not voted on decide whether a model is walked."""
         walk = measure.walk(parameters, losses, backend)
         if not walk.proven:
-            blank = torch.zeros_like(batch[0][:1]), torch.zeros_like(batch[1][:1])
-            inputs, labels = blank if self._probes is None or len(self._probes[1]) == 0 else self._probes
+            inputs, labels = self._public(batch)
             walk.prove_for_good(walk.batch(inputs[None], labels[None]))
+
+    def _public(self, batch: Pair) -> Pair:
+        """Return samples that are not voted on: a blank one, if there are no others."""
+        if self._probes is None or len(self._probes[1]) == 0:
+            return torch.zeros_like(batch[0][:1]), torch.zeros_like(batch[1][:1])
+        return self._probes
 
     def _part(
         self, parameters: Parameters, losses: Losses, samples: Pair, width: Width, keys: Any, along: dict[str, Any]
@@ -200,7 +212,8 @@ class FixedShapes:
     def _wanted(self, parameters: Parameters) -> int:
         overhead = CALL / parameters.size
         if not isinstance(self._measure, LayerwiseEstimate):
-            return best_part(self._expected, max(LEAST, overhead))
+            rows = VALUES if self._expected >= 2 * VALUES else ROWS
+            return best_part(self._expected, max(LEAST, overhead), rows)
         kept = parameters.device.type == "cpu" and parameters.size <= SMALL
         overhead += 0 if kept else OVERHEAD.get(parameters.device.type, 64) / TEXT
         return best_part(max(1.0, self._expected / BUCKETS), overhead)
