@@ -33,7 +33,7 @@ Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
 CALL, LEAST = 2**20, 2.0  # what a part costs besides its samples: so many weights, and at least so many samples
 ROWS = 8  # kernels treat as many rows alike, and often not what is left over
-VALUES = 32  # an elementwise kernel may round what is left over after as many values otherwise
+VALUES = 16  # elementwise kernels (of AVX2) may round what is left over after as many values otherwise
 TEXT = 32  # tokens of a text, about
 BUCKETS = 6  # widths among which the texts of a batch are spread, about
 PROBES = 16  # different samples to try parts with
@@ -212,7 +212,7 @@ class FixedShapes:
     def _wanted(self, parameters: Parameters) -> int:
         overhead = CALL / parameters.size
         if not isinstance(self._measure, LayerwiseEstimate):
-            rows = VALUES if self._expected >= 2 * VALUES else ROWS
+            rows = VALUES if self._expected >= 4 * VALUES else ROWS
             return best_part(self._expected, max(LEAST, overhead), rows)
         kept = parameters.device.type == "cpu" and parameters.size <= SMALL
         overhead += 0 if kept else OVERHEAD.get(parameters.device.type, 64) / TEXT
