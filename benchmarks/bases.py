@@ -1,10 +1,11 @@
 """Large bases: a round beside plain inference of the same model, of Llama-3-8B's shape with random weights.
 
-    python -m benchmarks.bases [--only load walk] [--small] [--out FILE]
+    python -m benchmarks.bases [--only load walk stream] [--small] [--out FILE]
 
 walk: on a CUDA device; all weights trained in bf16, LoRA over a frozen bf16 base, the same streamed with a cap, LoRA
-over a packed base. Times are medians of blocks that take turns. load: the memory that a process takes to load a model
-from its files, by the operating system's count, each way in a process of its own; on a CPU.
+over a packed base. Times are medians of blocks that take turns. stream: batches of several sizes over a streamed base,
+beside its floor, the longer of copying and of a round on the device. load: the memory that a process takes to load a
+model from its files, by the operating system's count, each way in a process of its own; on a CPU.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from cyber0.commit import Commit
 from cyber0.directions import DirectionKey, Family
 from cyber0.layerwise import Walk
 from cyber0.layerwise.frozen import pack_linears
-from cyber0.layerwise.stream import stream_linears
+from cyber0.layerwise.stream import Stream, stream_linears
 from cyber0.parameters import Parameters, to_bf16
 from cyber0.tasks.loading import loading
 from cyber0.tasks.task import cross_entropy
@@ -215,10 +216,7 @@ def walked(device: torch.device, small: bool, cap: int) -> list[Row]:
         row |= {key: value for key, value in timed.items() if "peak" not in key and key != "times inference"}
         del walk
     freed()
-    lora(model.whole, 0)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.float().to(device)
+    adapt(model, device)
     row, walk = measured("bf16 frozen, LoRA", model, batch, inference, plain)
     del walk
     plain.clear()
@@ -242,16 +240,52 @@ def captures(model: Llama, tokens: torch.Tensor, device: torch.device) -> dict[s
     }
 
 
+def adapt(model: Llama, device: torch.device) -> None:
+    lora(model.whole, 0)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float().to(device)
+
+
 def streamed(model: Llama, batch: Batch, inference: float, cap: int) -> Row:
     device = batch[0].device
     rate = bandwidth(device, cap // 8)
     stream = stream_linears(model, device, cap)
     row, _ = measured("bf16 frozen, LoRA, streamed", model, batch, inference, {})
+    return row | moved_by(row, stream, rate, cap)
+
+
+def moved_by(row: Row, stream: Stream, rate: float, cap: int) -> Row:
+    """What was brought to the device in a round, and how fast, beside a plain copy."""
     moved = stream.moved / (row["a round, ms"] / 1e3) / 1e9
-    row |= {"cap, GiB": cap / GIB, "streamed a round, GiB": stream.moved / GIB, "GB/s": moved, "copy, GB/s": rate}
-    row |= {"of the bandwidth": moved / rate if rate else 0.0}
-    print(json.dumps(row), flush=True)
-    return row
+    found = {"cap, GiB": cap / GIB, "streamed a round, GiB": stream.moved / GIB, "GB/s": moved, "copy, GB/s": rate}
+    return found | {"of the bandwidth": moved / rate if rate else 0.0}
+
+
+def streams(device: torch.device, small: bool, cap: int) -> list[Row]:
+    """Rounds of batches of several sizes, on the device and streamed."""
+    shape, length = (SMALL, 16) if small else (LLAMA_8B, 64)
+    model, rows = built(shape, device), list[Row]()
+    adapt(model, device)
+    batches: dict[int, Batch] = {}
+    for samples in (4, 2) if small else (64, 32, 16):
+        x = torch.randint(5, shape["vocab_size"], (samples, length), device=device, dtype=torch.int32)
+        batches[samples] = x, torch.randint(0, 2, (samples,), device=device)
+    there = {each: measured("on the device", model, batch, 0.0, {})[0] for each, batch in batches.items()}
+    freed()
+    rate, stream = bandwidth(device, cap // 8), stream_linears(model, device, cap)
+    for samples, batch in batches.items():
+        row, _ = measured("streamed", model, batch, 0.0, {})
+        row = {"samples": samples, **row, **moved_by(row, stream, rate, cap)}
+        alone, copy = there[samples]["a round, ms"], stream.moved / (rate or 1) / 1e6
+        row |= {
+            "on the device, ms": alone,
+            "copy alone, ms": copy,
+            "times the floor": row["a round, ms"] / max(alone, copy),
+        }
+        rows.append({key: value for key, value in row.items() if "inference" not in key})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
 def packed(shape: dict[str, int], batch: Batch, bits: int) -> Row:
@@ -328,9 +362,16 @@ def _status() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
 
 
+SECTIONS: dict[str, Callable[[torch.device, bool, int], list[Row]]] = {
+    "load": lambda _, small, __: loaded(small),
+    "walk": walked,
+    "stream": streams,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bases", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=("load", "walk"), default=["load", "walk"])
+    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=["load", "walk"])
     parser.add_argument("--small", action="store_true", help="a tiny model, to try it out")
     parser.add_argument("--cap", type=float, default=8.0, help="GiB of the device that a streamed base may take")
     parser.add_argument("--out", type=Path, help="the file of the results")
@@ -343,9 +384,9 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for section in given.only:
         cap = int(given.cap * (2**16 if given.small else GIB))
-        rows = loaded(given.small) if section == "load" else walked(device, given.small, cap)
-        where = "gpu" if section == "walk" and device.type == "cuda" else "cpu"
-        path = given.out or RESULTS / f"bases_{'load_' if section == 'load' else ''}{where}.json"
+        rows = SECTIONS[section](device, given.small, cap)
+        where = "gpu" if section != "load" and device.type == "cuda" else "cpu"
+        path = given.out or RESULTS / f"bases_{'' if section == 'walk' else section + '_'}{where}.json"
         command = f"python -m benchmarks.bases --only {section}{' --small' * given.small}"
         facts = {"command": command, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine(), "rows": rows}
         path.write_text(json.dumps(facts, indent=1) + "\n")

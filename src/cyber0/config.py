@@ -26,6 +26,8 @@ from pydantic import (
 from cyber0 import aggregation, registry
 from cyber0.directions.key import Family
 from cyber0.errors import Cyber0Error, InvalidConfig, UnknownName
+from cyber0.objective import Objective
+from cyber0.objective import parse as parse_objective
 from cyber0.plan import Plan, Scale, Scheme
 from cyber0.schedule import parse as parse_schedule
 from cyber0.step_rule import parse as parse_step_rule
@@ -47,11 +49,13 @@ LATER = {
     "step_rule": "plain",
     "train": "all",
     "blocks": 1,
+    "objective": "plain",
     **dict.fromkeys(("clip", "least_noise", "epsilon", "delta", "noise")),
 }  # keys that earlier versions had not: left out of what is written if as it was then
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
 DELTA = 1e-5
 CLIP = 10.0
+UNCOUNTED = "its loss depends on a client's shares of the classes, which no budget accounts for; leave one of them out"
 
 
 class Options(BaseModel):
@@ -104,6 +108,10 @@ class Agreement(Options):
     )
     blocks: Annotated[int, Field(ge=1, le=2**16)] = Field(
         default=1, description="A round moves one of so many blocks of the model, in turn; 1: all of it."
+    )
+    objective: str = Field(
+        default="plain",
+        description="What clients measure: plain, the loss, or calibrated, less what their shares of classes teach.",
     )
     clients: Annotated[int, Field(ge=1, lt=2**32)] = Field(
         default=40, description="How many clients there are (the paper's n)."
@@ -174,6 +182,8 @@ class Agreement(Options):
                 f"quorum = {self.quorum}: it must be from {2 * self.byzantine + 1} (more than 2 x byzantine) to "
                 f"{self.invited}, how many are invited to a round"
             )
+        if _parsed(parse_objective, self.objective).calibrated and self.least_noise is not None:
+            raise ValueError(f"objective = {self.objective!r} and least_noise = {self.least_noise}: {UNCOUNTED}")
         if 0 < self.mu < 2.0**-126:
             raise ValueError(f"mu = {self.mu} is too small for float32: use 0 for exact derivatives")
         schedule, _ = _parsed(parse_schedule, self.schedule), _parsed(parse_step_rule, self.step_rule)
@@ -207,6 +217,11 @@ class Agreement(Options):
     def private_steps(self) -> int:
         """How many local steps a private client reckons with: those of the rounds that it is likely invited to."""
         return ceil(self.participation * self.rounds) * self.local_epochs
+
+    @property
+    def trained_by(self) -> Objective:
+        """What clients measure."""
+        return parse_objective(self.objective)
 
     @property
     def plan(self) -> Plan:
@@ -325,6 +340,8 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
         if self.blocks > 1 and (self.algorithm == "fedavg" or self.is_private):
             other = "algorithm = 'fedavg' moves all weights" if self.algorithm == "fedavg" else "privacy is simulated"
             raise ValueError(f"blocks = {self.blocks}: {other} in every round; leave blocks out")
+        if self.trained_by.calibrated and self.is_private:
+            raise ValueError(f"objective = {self.objective!r} with epsilon or noise: {UNCOUNTED}")
         return self
 
     @property

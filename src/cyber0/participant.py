@@ -18,6 +18,7 @@ from cyber0.layerwise.stream import stream_linears
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import FROZEN
 from cyber0.tasks import memory
+from cyber0.tasks.calibration import with_objective
 from cyber0.tasks.loading import loading
 from cyber0.tasks.task import Task, build_model, make
 from cyber0.tasks.trained import choose
@@ -27,7 +28,10 @@ __all__ = ["Participant", "build_participant", "load_task"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Participant:
-    """A task's model on a device, its flat parameters, and how its losses are measured along directions."""
+    """A task's model on a device, its flat parameters, and how its losses are measured along directions.
+
+    The losses of its task are those that clients train by.
+    """
 
     task: Task
     parameters: Parameters
@@ -77,7 +81,8 @@ def build_participant(
     memory.check_run(module, simulated or alone, device, task.dataset)
     most = stream if simulated is None else simulated.stream
     module = module.to(device) if most is None else _streamed(module, device, most)
-    return Participant(task, Parameters.of(module), measure_of(module, agreement.precision), device)
+    trained = with_objective(task, agreement.trained_by)
+    return Participant(trained, Parameters.of(module), measure_of(module, agreement.precision), device)
 
 
 def _streamed(module: Any, device: torch.device, most: str) -> Any:

@@ -13,6 +13,7 @@ from cyber0.attacks import registry as attack_names
 from cyber0.attacks.scene import CONTEXT
 from cyber0.config import MachineOptions
 from cyber0.directions.key import FAMILIES
+from cyber0.objective import OBJECTIVES
 from cyber0.plan import SCHEMES
 from cyber0.schedule import PARTS
 from cyber0.step_rule import RULES as STEP_RULES
@@ -113,6 +114,7 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
     "partitions": partial(_known, PARTITIONS),
     "schedules": partial(_made, PARTS),
     "step-rules": partial(_made, STEP_RULES),
+    "objectives": partial(_known, OBJECTIVES),
     "families": partial(_words, FAMILIES),
     "schemes": partial(_words, SCHEMES),
     "engines": partial(_words, ENGINES),

@@ -1,8 +1,8 @@
 """Bring the frozen weights of linear layers to the device, each when a pass needs it: for bases larger than its memory.
 
 A pass through a model needs one layer at a time, in the same order each time. On CUDA the weights lie in pinned memory
-of the host, or in files where that has no room for them. Two buffers on the device take turns: while the products of
-one layer run, the next one is copied on a second stream. On a CPU they lie in files that are mapped into memory, and
+of the host, or in files where that has no room for them. Buffers on the device take turns: while the products of one
+layer run, the next ones are copied on a second stream. On a CPU they lie in files that are mapped into memory, and
 the pages of a layer are given back after it has run. As many layers as fit stay on the device.
 """
 
@@ -21,6 +21,8 @@ __all__ = ["Stream", "stream_linears"]
 
 Tensor = torch.Tensor
 ALIGNED = 256
+BUFFERS = 4  # of layers on the device, where they fit: layers differ in size, and a large one is to be begun in time
+FEWEST = 2
 
 
 def stream_linears(module: nn.Module, device: torch.device, most: int, free: int | None = None) -> "Stream":
@@ -43,7 +45,9 @@ def stream_linears(module: nn.Module, device: torch.device, most: int, free: int
     layers = [each for each in module.modules() if isinstance(each, FrozenLinear)]
     others = [each for each in module.parameters() if not each.requires_grad]
     fixed, sizes = sum(each.nbytes for each in others), [_room(tuple(each.stored().values())) for each in layers]
-    room = most - fixed - 2 * max(sizes, default=0)
+    largest = max(sizes, default=0)
+    buffers = BUFFERS if fixed + BUFFERS * largest <= most else FEWEST
+    room = most - fixed - buffers * largest
     if sum(sizes) + fixed <= most:
         room = sum(sizes)
     if room < 0:
@@ -51,7 +55,7 @@ def stream_linears(module: nn.Module, device: torch.device, most: int, free: int
             f"stream = {most / 2**20:,.2f} MiB: this model needs at least {(most - room) / 2**20:,.2f} MiB of the "
             "device, for two layers and for the frozen weights that are in no linear layer"
         )
-    stream = Stream([tuple(layer.stored().values()) for layer in layers], device, room, free)
+    stream = Stream([tuple(layer.stored().values()) for layer in layers], device, room, free, buffers)
     for place, layer in enumerate(layers):
         layer.attach(stream, place)
     module.to(device)
@@ -68,10 +72,11 @@ def _room(tensors: Sequence[Tensor]) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A buffer on the device: which layer it holds, and when it is there."""
+    """A buffer on the device: which layer it holds, when that is there, and when nothing reads it any more."""
 
     memory: Tensor
     ready: Any
+    read: Any
     holds: int = -1
 
 
@@ -83,6 +88,7 @@ class Stream:
         device: Where they are needed.
         room: How many bytes of layers may stay on the device; the others are brought there each time.
         free: How many bytes may be pinned.
+        buffers: How many of the others the device holds at once, at least 2.
 
     >>> stream = Stream([(torch.ones(3),), (torch.zeros(3),)], torch.device("cpu"), room=0)
     >>> stream.fetch(1)
@@ -91,7 +97,12 @@ class Stream:
     """
 
     def __init__(
-        self, layers: Sequence[tuple[Tensor, ...]], device: torch.device, room: int, free: int | None = None
+        self,
+        layers: Sequence[tuple[Tensor, ...]],
+        device: torch.device,
+        room: int,
+        free: int | None = None,
+        buffers: int = FEWEST,
     ) -> None:
         self.device = device
         self.stays = _spread([_room(each) for each in layers], room)
@@ -110,8 +121,10 @@ class Stream:
         largest = max((_room(each) for each, stays in zip(layers, self.stays, strict=True) if not stays), default=0)
         self._copies: Any = torch.cuda.Stream(device)
         self._slots = [
-            _Slot(torch.empty(largest, dtype=torch.uint8, device=device), torch.cuda.Event()) for _ in range(2)
+            _Slot(torch.empty(largest, dtype=torch.uint8, device=device), torch.cuda.Event(), torch.cuda.Event())
+            for _ in range(buffers)
         ]
+        self._reading: _Slot | None = None
 
     def __deepcopy__(self, memo: Any) -> "Stream":
         return self  # what is not trained is the same in every copy of a model
@@ -127,12 +140,12 @@ class Stream:
         return self._layers[place]
 
     def fetch(self, place: int) -> tuple[Tensor, ...]:
-        """Return the tensors of a layer on the device, until the next call; and begin to bring the one after it."""
+        """Return the tensors of a layer on the device, until the next call; and begin to bring those after it."""
         if self._last >= 0:
             self._after[self._last] = place
         before, self._last = self._last, place
         if self.device.type == "cuda":
-            return self._layers[place] if self.stays[place] else self._fetched(place)
+            return self._fetched(place)
         if before not in (-1, place):
             self._advise(before, NOT_NEEDED)
         self._advise(self._after[place], WILL_NEED)
@@ -144,24 +157,39 @@ class Stream:
                 advise(tensor, what)
 
     def _fetched(self, place: int) -> tuple[Tensor, ...]:
-        slot = next((each for each in self._slots if each.holds == place), None)
-        if slot is None:
-            slot = self._copy(place, self._slots[0])
-        torch.cuda.current_stream(self.device).wait_event(slot.ready)
-        following = self._after[place]
-        for _ in range(len(self._layers)):  # layers that stay are passed over
-            if not self.stays[following]:
-                break
-            following = self._after[following]
-        other = self._slots[1] if slot is self._slots[0] else self._slots[0]
-        if following not in (place, other.holds):
-            self._copy(following, other)
+        products = torch.cuda.current_stream(self.device)
+        if self._reading is not None:  # all that reads it is queued by now
+            self._reading.read.record(products)
+            self._reading = None
+        if self.stays[place]:
+            return self._layers[place]
+        ahead = self._ahead(place)
+        self._reading = slot = self._copied(place, ahead)
+        products.wait_event(slot.ready)
+        for following in ahead:
+            self._copied(following, [place, *ahead])
         return self._views(place, slot)
 
-    def _copy(self, place: int, slot: _Slot) -> _Slot:
-        """Begin to copy a layer to a buffer, once all that was queued before, which may read the buffer, is done."""
-        self._copies.wait_stream(torch.cuda.current_stream(self.device))
+    def _ahead(self, place: int) -> list[int]:
+        """Return the layers that are needed next, of those that do not stay: one less than there are buffers."""
+        found: list[int] = []
+        following = place
+        for _ in range(len(self._layers)):
+            following = self._after[following]
+            if following == place or len(found) == len(self._slots) - 1:
+                break
+            if not self.stays[following] and following not in found:
+                found.append(following)
+        return found
+
+    def _copied(self, place: int, kept: Sequence[int]) -> _Slot:
+        """Return the buffer of a layer; if there is none, begin to copy it to one that holds none of those to keep."""
+        for slot in self._slots:
+            if slot.holds == place:
+                return slot
+        slot = next(each for each in self._slots if each.holds not in kept)
         slot.holds = place
+        self._copies.wait_event(slot.read)
         with torch.cuda.stream(self._copies):
             for there, here in zip(self._views(place, slot), self._layers[place], strict=True):
                 there.copy_(here, non_blocking=True)

@@ -176,8 +176,9 @@ def _task(settings: Settings, parameters: int | None) -> str:
     size = [] if parameters is None else [f"{parameters:,} parameters"]
     part = [] if agreement.train == "all" else [f"of which {agreement.train} is trained"]
     blocks = [] if agreement.blocks == 1 else [f"one of {agreement.blocks:,} blocks in each round"]
+    objective = [] if agreement.objective == "plain" else [f"objective {agreement.objective}"]
     precision = [] if agreement.precision == "float32" else [agreement.precision]
-    return ", ".join([agreement.task, *model, *part, *size, *blocks, *precision])
+    return ", ".join([agreement.task, *model, *part, *size, *blocks, *objective, *precision])
 
 
 def _step(settings: Settings) -> str:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from cyber0.client import Client
-from cyber0.config import Agreement
+from cyber0.config import UNCOUNTED, Agreement
 from cyber0.directions.select import host
 from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.estimate import DOUBLE_UP_TO, estimate, full_precision
@@ -23,6 +23,7 @@ from cyber0.protocol.records import to_wire
 from cyber0.replay.weights import Weights
 from cyber0.tasks import devices, partition
 from cyber0.tasks.batches import positions
+from cyber0.tasks.calibration import with_shares
 from cyber0.tasks.evaluation import evaluate
 from cyber0.tasks.task import Task
 
@@ -67,6 +68,10 @@ class LocalModel:
         self._commits = CommitSequence(self.plan)
         self._batches = _Batches(self.task, agreement, place, self._participant.device, deal)
         self.private: PrivateData | None = None
+        if privacy is not None and agreement.trained_by.calibrated:
+            raise InvalidConfig(
+                f"epsilon = {privacy.epsilon} in a run with objective = {agreement.objective!r}: {UNCOUNTED}"
+            )
         if privacy is None:
             warn_of_budget(self._batches.inputs, self._batches.labels, notice)
         else:
@@ -81,7 +86,7 @@ class LocalModel:
         return self._participant.measure is estimate and self.parameters.size <= DOUBLE_UP_TO
 
     def _new_client(self) -> Client:
-        measured = self.parameters, self.task.losses
+        measured = self.parameters, self._participant.task.losses
         options: dict[str, Any] = {"measure": self._participant.measure}
         if self.private is None:
             return Client(*measured, self._batches, self.plan, **options)
@@ -191,12 +196,16 @@ class _Batches:
             held = partition.split(deal, *dealt, owners=task.dataset.owners)[place]
             inputs, labels = inputs[held], labels[held]
         self.inputs, self.labels = torch.as_tensor(inputs).to(device), torch.as_tensor(labels).to(device)
+        self._targets = self.labels
+        if (objective := agreement.trained_by).calibrated:
+            targets = with_shares(labels, task.dataset.classes or 0, objective.shares)
+            self._targets = torch.as_tensor(targets).to(device)
         self._ahead = max(1, min(AHEAD, DRAWN // (agreement.batch * agreement.local_epochs)))
         self._first, self._drawn = -1, np.empty(0, dtype=np.int64)
 
     def __call__(self, number: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = torch.from_numpy(self._positions(number)[epoch]).to(self.labels.device)  # pyright: ignore
-        return self.inputs[chosen], self.labels[chosen]
+        return self.inputs[chosen], self._targets[chosen]
 
     def _positions(self, number: int) -> NDArray[np.int64]:
         """Return the positions of a round's samples, [local epochs, batch]."""

@@ -56,7 +56,7 @@ class Ensemble:
         first = Simulation(configs[0], task)
         self.simulations = [first, *(Simulation(config, first.task) for config in configs[1:])]
         self._learner = learner_of(configs[0], first.world)(
-            first.task, [simulation.world for simulation in self.simulations]
+            first.participant.task, [simulation.world for simulation in self.simulations]
         )
 
     def play(self) -> Iterator[list[Round]]:

@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 
 from cyber0.errors import InvalidAttack
 from cyber0.layerwise.batching import upload
+from cyber0.objective import Objective
 from cyber0.tasks.batches import positions
+from cyber0.tasks.calibration import with_shares
 from cyber0.tasks.dataset import Dataset
 
 __all__ = ["Population"]
 
 Indices = NDArray[np.int64]
+PLAIN = Objective()
 AHEAD, SAMPLES = 32, 2**20  # rounds whose batches are drawn in one call, and how many samples that may be
 
 
@@ -44,6 +47,7 @@ class Population:
     device: torch.device
     corrupt_labels: Callable[[Any, int], Any] | None = None
     corrupt_samples: Callable[[Any, Any, int | None], tuple[Any, Any]] | None = None
+    objective: Objective = PLAIN  # calibrated: a label comes with the shares of its client
     _drawn: dict[int, Indices] = field(default_factory=dict[int, Indices], init=False)
     _sizes: Any = field(default=None, init=False)
 
@@ -64,10 +68,19 @@ class Population:
             place = np.full(len(labels), -1)
             place[held] = np.arange(len(held))
             self._poisoned, self._place = (torch.as_tensor(part).to(self.device) for part in (changed, place))
-        self.labels = torch.as_tensor(labels).to(self.device)
+        self.labels = torch.as_tensor(self._with_shares(labels) if self.objective.calibrated else labels).to(
+            self.device
+        )
         self._samples = np.concatenate(self.shares)
         self._counts = np.array([len(share) for share in self.shares])
         self._starts = np.cumsum(self._counts) - self._counts
+
+    def _with_shares(self, labels: NDArray[Any]) -> NDArray[np.float32]:
+        classes = self.dataset.classes or 0
+        targets = np.empty((len(labels), 1 + classes), dtype=np.float32)
+        for share in self.shares:
+            targets[share] = with_shares(labels[share], classes, self.objective.shares)
+        return targets
 
     @property
     def clients(self) -> int:

@@ -81,7 +81,7 @@ class Simulation:
                 config, self.world, {"task": task, "attack": attack, "split": split}
             )
         else:
-            self.learner = learner_of(config, self.world)(self.task, [self.world])
+            self.learner = learner_of(config, self.world)(self.participant.task, [self.world])
         self.rounds = 0
 
     def play(self) -> Iterator[Round]:
@@ -193,7 +193,10 @@ class Simulation:
         shares = partition.shares_of(dataset, split, config.clients, config.seed, **options)
         sizes = config.batch, config.local_epochs, config.seed
         corrupt = self.attack.corrupt_labels, self.attack.corrupt_samples
-        return Population(dataset, shares, config.byzantine, *sizes, self.device, *corrupt), validation
+        population = Population(
+            dataset, shares, config.byzantine, *sizes, self.device, *corrupt, objective=config.trained_by
+        )
+        return population, validation
 
 
 def learner_of(config: RunConfig, world: World) -> type[Learner]:

@@ -14,6 +14,7 @@ from torch.func import grad, jvp, vmap  # pyright: ignore[reportUnknownVariableT
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import call_with
 from cyber0.parameters import Parameters
+from cyber0.tasks.calibration import calibrated
 from cyber0.tasks.task import Task, cross_entropy
 from cyber0.user_code import calling
 
@@ -115,7 +116,8 @@ def _tangents(
 
 
 def _is_logistic(task: Task, parameters: Parameters) -> bool:
-    return type(parameters.module) is nn.Linear and len(parameters.tensors) == 2 and task.losses is cross_entropy
+    known = task.losses is cross_entropy or task.losses is calibrated
+    return known and type(parameters.module) is nn.Linear and len(parameters.tensors) == 2
 
 
 def _logistic(
@@ -136,11 +138,13 @@ def _logistic(
     """
     del task
     model: Any = parameters.module
-    (runs, n, size), (outputs, inputs), count = y.shape, model.weight.shape, z.shape[1]
+    (runs, n, size), (outputs, inputs), count = y.shape[:3], model.weight.shape, z.shape[1]
     models, split = runs if offsets is None else runs * n, inputs * outputs
     local = weights if offsets is None else (weights[:, None] + offsets).flatten(0, 1)
     matrices, biases = local[:, :split].view(models, outputs, inputs), local[:, split:]
     here = torch.baddbmm(biases[:, None], x.reshape(models, -1, inputs), matrices.mT).view(runs, n, size, outputs, 1)
+    if y.ndim == 4:  # calibrated
+        here, y = here + y[..., 1:, None], y[..., 0].long()
     by_class = z[..., :split].reshape(runs, count, outputs, inputs).transpose(1, 2).reshape(runs, -1, inputs)
     products = x.view(runs, n * size, inputs) @ by_class.mT
     along = products.view(runs, n, size, outputs, count) + z[..., split:].mT[:, None, None]
