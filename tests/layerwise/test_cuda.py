@@ -331,6 +331,36 @@ def test_a_streamed_base_gives_the_votes_of_one_on_the_device(bits):
         assert torch.equal(found[0], other)
 
 
+@on_cuda
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("buffers", [2, 4])
+def test_graphs_bring_streamed_weights_and_other_passes_come_between(bits, buffers, monkeypatch):
+    from cyber0.layerwise import stream
+
+    monkeypatch.setattr(stream, "BUFFERS", buffers)
+    x, y = (each.cuda() for each in prompts())
+    found, scores = [], []
+    for share in (None, 0.5):
+        model = classifier("llama", f"lora(rank=2, bits={bits})").cuda()
+        if share is not None:
+            room = memory_for(model, share) + 2 * max(
+                each.weight.nbytes for each in model.modules() if hasattr(each, "in_features")
+            )
+            assert stream.stream_linears(model, torch.device("cuda"), room).moved > 0
+        walk = Walk(Parameters.of(model), cross_entropy)
+        votes, seen = [], []
+        for number, key in enumerate(keys(6)):
+            votes.append(walk.slopes(x, y, key, 1e-3).clone())
+            if number % 2:
+                seen.append(walk.unperturbed(x.flatten(0, 1)).clone())
+        assert walk._graphs is not None
+        assert walk._graphs._known
+        found.append(torch.stack(votes).cpu())
+        scores.append(torch.stack(seen).cpu())
+    assert torch.equal(*found)
+    assert torch.equal(*scores)
+
+
 def memory_for(model, share):
     """Memory for a share of the linear layers, for two that take turns, and for all that is in no linear layer."""
     from cyber0.layerwise.frozen import PackedLinear

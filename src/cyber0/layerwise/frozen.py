@@ -5,6 +5,7 @@ its matrix for a product, and `StreamedLinear` has it brought to the device for 
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "is_streamed",
     "pack_linears",
     "replace_linears",
+    "supplies",
 ]
 
 Tensor = torch.Tensor
@@ -38,6 +40,19 @@ class Supply(Protocol):
 
     def fetch(self, place: int) -> tuple[Tensor, ...]:
         """Return the same on the device, until another layer's is fetched."""
+        ...
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can bring them."""
+        ...
+
+    def rest(self) -> None:
+        """Let what is queued after this find nothing under way, before and after a graph runs that fetches."""
+        ...
+
+    def capture(self) -> AbstractContextManager[None]:
+        """Make all that is fetched inside a part of the graph that is being captured."""
         ...
 
 
@@ -198,7 +213,17 @@ def is_streamed(model: nn.Module) -> bool:
     >>> is_streamed(nn.Sequential(StreamedLinear(nn.Linear(3, 2))))  # it has no supply yet
     False
     """
-    return any(isinstance(module, FrozenLinear) and module.__dict__["supply"] for module in model.modules())
+    return bool(supplies(model))
+
+
+def supplies(model: nn.Module) -> list[Supply]:
+    """Return what brings weights of a model to the device.
+
+    >>> supplies(nn.Linear(3, 2))
+    []
+    """
+    frozen = (module.__dict__["supply"] for module in model.modules() if isinstance(module, FrozenLinear))
+    return list({id(known[0]): known[0] for known in frozen if known}.values())
 
 
 def is_packed(model: nn.Module) -> bool:

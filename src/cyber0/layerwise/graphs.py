@@ -2,12 +2,13 @@
 
 import gc
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 if TYPE_CHECKING:
+    from cyber0.layerwise.frozen import Supply
     from cyber0.layerwise.source import CapturableSource
     from cyber0.layerwise.walk import Walk
 
@@ -46,20 +47,32 @@ class Graphs:
 class _Graph:
     def __init__(self, walk: Any, inputs: Tensor, labels: Tensor, padded: bool, stream: Any, pool: Any) -> None:
         self.inputs, self.labels = inputs.clone(), labels.clone()
+        self._supplies: list[Supply] = walk.supplies
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), walk.source.warm_up() as passes:
             for _ in passes:  # compiles kernels, which a capture cannot
                 walk.run(self.inputs, self.labels, padded=padded)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with _no_garbage_collection(), torch.cuda.graph(self.graph, pool=pool, stream=stream):
+        self._rest()
+        with ExitStack() as within:
+            within.enter_context(_no_garbage_collection())
+            within.enter_context(torch.cuda.graph(self.graph, pool=pool, stream=stream))
+            for supply in self._supplies:
+                within.enter_context(supply.capture())
             self.losses = walk.run(self.inputs, self.labels, padded=padded)
 
     def replay(self, inputs: Tensor, labels: Tensor) -> Tensor:
         self.inputs.copy_(inputs)
         self.labels.copy_(labels)
+        self._rest()
         self.graph.replay()
+        self._rest()
         return self.losses
+
+    def _rest(self) -> None:
+        for supply in self._supplies:
+            supply.rest()
 
 
 @contextmanager

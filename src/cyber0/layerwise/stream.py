@@ -6,7 +6,8 @@ layer run, the next ones are copied on a second stream. On a CPU they lie in fil
 the pages of a layer are given back after it has run. As many layers as fit stay on the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,9 +126,41 @@ class Stream:
             for _ in range(buffers)
         ]
         self._reading: _Slot | None = None
+        self._first: int | None = None  # of a pass that is captured: after the last layer none is begun
+        self._pinned = pin
 
     def __deepcopy__(self, memo: Any) -> "Stream":
         return self  # what is not trained is the same in every copy of a model
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can bring them: copies from memory that is not pinned cannot be captured."""
+        return self.device.type == "cuda" and self._pinned
+
+    def rest(self) -> None:
+        """Let what is queued after this find no copies under way, and no layer in a buffer."""
+        products = torch.cuda.current_stream(self.device)
+        products.wait_stream(self._copies)
+        self._forget(products)
+
+    @contextmanager
+    def capture(self) -> Generator[None]:
+        """Make all copies inside a part of the graph that is being captured: a pass that begins with empty buffers."""
+        products = torch.cuda.current_stream(self.device)
+        self._forget(products)
+        self._first = -1
+        try:
+            yield
+        finally:
+            copied, self._first = self._first != -1, None
+            if copied:
+                products.wait_stream(self._copies)
+
+    def _forget(self, products: Any) -> None:
+        self._reading = None
+        for slot in self._slots:
+            slot.holds = -1
+            slot.read.record(products)
 
     @property
     def moved(self) -> int:
@@ -163,6 +196,8 @@ class Stream:
             self._reading = None
         if self.stays[place]:
             return self._layers[place]
+        if self._first == -1:
+            self._first = place
         ahead = self._ahead(place)
         self._reading = slot = self._copied(place, ahead)
         products.wait_event(slot.ready)
@@ -176,7 +211,7 @@ class Stream:
         following = place
         for _ in range(len(self._layers)):
             following = self._after[following]
-            if following == place or len(found) == len(self._slots) - 1:
+            if following in (place, self._first) or len(found) == len(self._slots) - 1:
                 break
             if not self.stays[following] and following not in found:
                 found.append(following)

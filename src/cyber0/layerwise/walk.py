@@ -29,7 +29,7 @@ from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast_attention
 from cyber0.layerwise.batching import cuts, round_up, upload
-from cyber0.layerwise.frozen import is_streamed
+from cyber0.layerwise.frozen import supplies
 from cyber0.layerwise.graphs import Graphs, is_out_of_memory
 from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.patched import patched
@@ -114,6 +114,7 @@ class Walk:
         if isinstance(self.source, CapturableSource):
             self.backend = get_backend(backend, self.device)  # looked up once
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
+        self.supplies = supplies(self.module)
         self.max_tokens: int | None = None
         self._graphs = Graphs(self) if self._capturable else None
         self._proven, self._shared = False, set[tuple[int, int]]()
@@ -337,11 +338,8 @@ class Walk:
 
     @property
     def _capturable(self) -> bool:
-        """Return whether one graph serves every batch: the code of a block may depend on its inputs' values.
-
-        Weights that are streamed take longer than the launches that a graph would save.
-        """
-        if is_streamed(self.module) or modules.blocks(self.handlers or []):
+        """Return whether one graph serves every batch: the code of a block may depend on its inputs' values."""
+        if not all(each.capturable for each in self.supplies) or modules.blocks(self.handlers or []):
             return False
         return isinstance(self.source, CapturableSource) and implements(self.module, Scorer)
 
