@@ -255,6 +255,16 @@ EXPORT void cyber0_move(const void *weights, int weights16, void *plus, void *mi
     }
 }
 
+/* The same of some rows of a matrix that begins at coordinate `start`: row rows[i] goes to row i of plus and minus. */
+EXPORT void cyber0_move_rows(const void *weights, int weights16, const int64_t *rows, int64_t count, int64_t width,
+                             float *plus, float *minus, uint64_t start, const direction *d)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const char *row = (const char *)weights + rows[i] * width * (weights16 ? 2 : 4);
+        cyber0_move(row, weights16, plus + i * width, minus + i * width, 0, width, start + rows[i] * width, d);
+    }
+}
+
 EXPORT void cyber0_descend(const void *weights, int weights16, void *out, int out16, int64_t size, uint64_t start,
                            const direction *directions, int64_t count)
 {

@@ -19,6 +19,8 @@ from cyber0.commit import Commit
 from cyber0.directions import Backend, DirectionKey, Family
 from cyber0.directions.api import prepare
 from cyber0.directions.backend import Packed
+from cyber0.directions.native import Cpu
+from cyber0.directions.select import host
 from cyber0.errors import InvalidEstimate
 from cyber0.parameters import Entry, Parameters
 
@@ -243,14 +245,24 @@ class TorchSource:
         wanted: Any = ids
         tokens, inverse = wanted.unique(return_inverse=True)
         up, down = (torch.empty(len(tokens), width, device=flat.device) for _ in range(2))
-        for some in _runs_of_rows(tokens.cpu().numpy(), width):
-            rows = tokens[some]
-            first, end = int(rows[0]) * width, (int(rows[-1]) + 1) * width
-            pair = torch.empty(2, end - first, device=flat.device)
-            self._pair(flat[first:end], entry.start + first, pair[0], pair[1])
-            up[some], down[some] = pair.view(2, -1, width)[:, rows - rows[0]]
+        self._pairs_of_rows(flat, entry.start, tokens, up, down)
         plus.copy_(up[inverse])
         minus.copy_(down[inverse])
+
+    def _pairs_of_rows(self, flat: Tensor, start: int, rows: Tensor, up: Tensor, down: Tensor) -> None:
+        """Write both signs of some rows of a matrix, ascending: by picking them, or with those between them."""
+        perturbation, width = self._perturbation, up.shape[1]
+        native = None if perturbation is None else getattr(perturbation.backend, "inner", None)
+        if isinstance(native, Cpu) and flat.device.type == "cpu" and perturbation and perturbation.drift is None:
+            outs = host(up), host(down)
+            native.move_rows(host(flat), host(rows), perturbation.direction, start, *outs)
+            return
+        for some in _runs_of_rows(rows.cpu().numpy(), width):
+            wanted = rows[some]
+            first, end = int(wanted[0]) * width, (int(wanted[-1]) + 1) * width
+            pair = torch.empty(2, end - first, device=flat.device)
+            self._pair(flat[first:end], start + first, pair[0], pair[1])
+            up[some], down[some] = pair.view(2, -1, width)[:, wanted - wanted[0]]
 
     def norm(
         self, x: Tensor, weight: Pair, bias: Pair | None, eps: float, *, centred: bool, residual: Tensor | None = None
