@@ -10,7 +10,8 @@ from cyber0.client import Client
 from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import estimate
-from cyber0.layerwise.fixed_shapes import FixedShapes, best_part, fixed_width
+from cyber0.layerwise.fixed_shapes import FixedShapes
+from cyber0.layerwise.part_sizes import best_part, fixed_width
 from cyber0.layerwise.measure import LayerwiseEstimate, measure_of
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
@@ -119,7 +120,7 @@ def slopes_of(model, probes, batch, losses=cross_entropy, measure=estimate, **op
 def test_slopes_are_the_same_bits_beside_any_others():
     model, x, y, probes = CASES["perceptron"]()
     all_of_them, shapes = slopes_of(model, probes, (x[:150], y[:150]))
-    assert set(shapes.parts.values()) == {best_part(40, 2**20 / 159010)}
+    assert set(shapes.parts.values()) == {best_part(40, 2**20 / 159010, step=16)}
     for size in (1, 33, 90):
         some = torch.randperm(150)[:size]
         assert torch.equal(slopes_of(model, probes, (x[some], y[some]))[0], all_of_them[some])
@@ -160,8 +161,8 @@ class Remembering(torch.nn.Linear):
 @pytest.mark.parametrize(("build", "part"), [(Placed, 1), (PlacedBeyondFour, 4), (Mixing, 1)])
 def test_parts_shrink_until_a_row_depends_on_its_sample_alone(build, part, recwarn):
     torch.manual_seed(0)
-    x, y = torch.randn(60, 5), torch.randint(3, (60,))
-    model = build(5, 3)
+    x, y = torch.randn(60, 6), torch.randint(3, (60,))
+    model = build(6, 3)
     slopes, shapes = slopes_of(model, (x[40:], y[40:]), (x[:30], y[:30]))
     assert set(shapes.parts.values()) == {part}
     assert [str(each.message)[:33] for each in recwarn] == ["this model's losses depend on who"] * (part == 1)
