@@ -205,6 +205,7 @@ class FixedShapes:
         costs: "Costs",
         along: dict[str, Any],
     ) -> int:
+        trial.refuse_unordered()
         size = wanted = best_part(costs.expected, costs.overhead, costs.step)
         if isinstance(self._measure, LayerwiseEstimate):
             walk = self._measure.walk(parameters, losses, along["backend"])
@@ -219,8 +220,8 @@ class FixedShapes:
         if not trial.passes(1):
             raise InvalidEstimate(
                 "a sample's loss is another one when it is measured again after other samples: the model or losses() "
-                "keep something of the samples before, or draw at random, so that a vote would tell of more than its "
-                "noise covers; a private client needs losses that depend on their own sample alone"
+                "keep something of the samples before, draw at random, or add in no fixed order, so that a vote would "
+                "tell more than its noise covers; a private client needs losses that depend on their own sample alone"
             )
         if wanted > 1:
             warnings.warn(

@@ -16,6 +16,7 @@ from cyber0.estimate import Losses
 from cyber0.layerwise.graphs import is_out_of_memory
 from cyber0.layerwise.measure import LayerwiseEstimate, Measure, part_slopes_of
 from cyber0.layerwise.recorded import RecordedOperations, recorded_modules, same_rows
+from cyber0.layerwise.unordered import UnorderedOperations
 from cyber0.parameters import Parameters
 
 __all__ = ["LEAST", "Trial", "not_one_each"]
@@ -87,6 +88,18 @@ class Trial:
             if size > 1 and is_out_of_memory(error):
                 return False
             raise
+
+    def refuse_unordered(self) -> None:
+        """Raise InvalidEstimate if the model uses operations that add in no fixed order, on a CUDA device."""
+        if self._parameters.device.type != "cuda" or self._along["mu"] == 0:
+            return
+        with UnorderedOperations() as found:
+            self._measured([torch.arange(2)], self._keys[:1])
+        if found.names:
+            raise InvalidEstimate(
+                f"the model or losses() use {', '.join(sorted(found.names))}, which on a CUDA device add in no fixed "
+                "order: their rounding may tell more than a vote's noise covers; use others, or device = 'cpu'"
+            )
 
     def _alike(self, recorded: list[Tensor], others: list[Tensor]) -> bool:
         """Return whether each sample has the same bits in all parts, which are given by the samples at their places.
