@@ -22,7 +22,7 @@ from cyber0.privacy.mechanism import LEVELS, Mechanism
 from cyber0.tasks.losses import output_loss
 from cyber0.tasks.task import cross_entropy, mnist, mnist_cnn, mnist_mlp
 
-SIZES = (1, 7, 40, 83)
+SIZES = (1, 16, 83)
 DIRECTIONS = 5
 
 
@@ -95,12 +95,12 @@ def check_law(model, x, y, probes, sizes=SIZES, **options):
 @pytest.mark.filterwarnings("ignore:this model's losses depend on")
 @pytest.mark.parametrize("case", CASES)
 def test_one_sample_more_moves_the_sum_by_its_own_vector(case):
-    check_law(*CASES[case](), sizes=(1, 9, 20) if case in ("experts", "llama, own lengths") else SIZES)
+    check_law(*CASES[case](), sizes=(1, 9) if case in ("experts", "llama, own lengths") else SIZES)
 
 
 @pytest.mark.parametrize("case", ["perceptron", "llama"])
 def test_so_it_does_by_forward_mode(case):
-    check_law(*CASES[case](), sizes=(7, 40), mu=0.0)
+    check_law(*CASES[case](), sizes=(21,), mu=0.0)
 
 
 @pytest.mark.parametrize("precision", ["mixed", "bf16"])
@@ -108,9 +108,9 @@ def test_so_it_does_in_half_precision_and_with_a_small_mu(precision):
     from cyber0.layerwise.measure import in_precision
 
     model, *data = CASES["encoder"]()
-    check_law(in_precision(model, precision), *data, sizes=(7, 40), precision=precision)
+    check_law(in_precision(model, precision), *data, sizes=(40,), precision=precision)
     model, *data = CASES["llama"]()
-    check_law(model, *data, sizes=(7, 40), mu=1e-7)
+    check_law(model, *data, sizes=(40,), mu=1e-7)
 
 
 def slopes_of(model, probes, batch, losses=cross_entropy, measure=estimate, **options):
@@ -221,11 +221,11 @@ class InFloat32(torch.nn.Sequential):
 def test_kernels_that_treat_the_last_values_otherwise_are_noticed(activation, monkeypatch):
     # What is left over of 33 x p values is computed by another code, which rounds a few of them otherwise.
     monkeypatch.setattr(fixed_shapes, "VALUES", {True: 8, False: 8})
-    for seed in range(3):
+    for seed in range(2):
         torch.manual_seed(seed)
         x, y, linear = torch.randn(300, 20), torch.randint(3, (300,)), torch.nn.Linear
         model = InFloat32(linear(20, 33), activation(), linear(33, 33), activation(), linear(33, 3))
-        check_law(model.eval(), x, y, (x[200:], y[200:]), sizes=(7, 16, 40))
+        check_law(model.eval(), x, y, (x[200:], y[200:]), sizes=(7, 40))
 
 
 class MaskLeftOut(torch.nn.Module):
@@ -323,7 +323,7 @@ def test_products_over_an_odd_number_of_float64_are_noticed(probes):
     torch.manual_seed(0)
     linear, x, y = torch.nn.Linear, torch.randn(260, 40), torch.randint(10, (260,))
     model = torch.nn.Sequential(linear(40, 33), torch.nn.Tanh(), linear(33, 64), torch.nn.Tanh(), linear(64, 10))
-    check_law(model, x, y, (x[200 : 200 + probes], y[200 : 200 + probes]), sizes=(3, 24, 90))
+    check_law(model, x, y, (x[200 : 200 + probes], y[200 : 200 + probes]), sizes=(24, 90))
     product, rows = linear(33, 64).double(), torch.randn(32, 33, dtype=torch.float64)
     if not torch.equal(product(rows.roll(1, 0)), product(rows).roll(1, 0)):
         _, shapes = slopes_of(model, (x[200:], y[200:]), (x[:30], y[:30]))
@@ -390,7 +390,7 @@ def test_so_it_does_with_texts_that_are_longer_than_all_to_try_with():
     assert torch.equal(one[:23], two)
 
 
-@pytest.mark.parametrize("tokens", [8, 40, 2000])
+@pytest.mark.parametrize("tokens", [8, 200])
 def test_texts_of_several_widths(tokens, monkeypatch):
     """Where a part costs little besides its tokens, there are many widths."""
     monkeypatch.setattr(fixed_shapes, "OVERHEAD", {"cpu": tokens})
