@@ -1,10 +1,11 @@
 """Measure the slopes of single samples such that each depends on its own sample alone, to the last bit.
 
 How a matrix product is rounded depends on its shape: on how many samples are measured together, and how long the
-longest text among them is. So a private client measures in parts of a fixed shape. A part has always the same number of
+longest text among them is. So a private client measures in parts of fixed shapes. A part has one of a few numbers of
 samples, the last one being filled up with copies whose slopes are thrown away, and a text is padded to a width that
-follows from its own length. That rows of such a part do not depend on their place, nor on the rows beside them, is
-tried out with samples that are not voted on; where it fails, parts are made smaller, down to single samples.
+follows from its own length. That rows of such a part depend neither on their place, nor on the rows beside them, nor on
+which of these numbers it is, is tried out with samples that are not voted on; where it fails, parts are made smaller,
+down to single samples.
 """
 
 import warnings
