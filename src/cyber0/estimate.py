@@ -33,6 +33,7 @@ __all__ = [
     "Losses",
     "Method",
     "call_with",
+    "computed_in_double",
     "estimate",
     "full_precision",
     "nonfinite_cause",
@@ -123,8 +124,12 @@ def part_slopes(
     mu: float = 1e-3,
     family: Family = "gaussian",
     backend: str | Backend | None = None,
+    double: bool | None = None,
 ) -> list[torch.Tensor]:
     """Return the `sample_slopes` of each part of a batch. Every direction is generated once for all of them.
+
+    `double` says whether they are computed in float64, as `computed_in_double` has found; if it is None, the first part
+    decides.
 
     >>> parts, keys = [torch.ones(5, 2), torch.ones(3, 2)], [DirectionKey(seed=7, round=0)]
     >>> of_one = lambda model, batch: model(batch).squeeze(1)
@@ -140,10 +145,23 @@ def part_slopes(
             return [torch.stack(found, dim=1).double() for found in zip(*columns, strict=True)]
         step = 2 * float(np.float32(mu))
         found: list[list[torch.Tensor]] = [[] for _ in objectives]
-        for pairs in _loss_pairs(objectives, keys, mu, family, backend):
+        for pairs in _loss_pairs(objectives, keys, mu, family, backend, double):
             for differences, (above, below) in zip(found, pairs, strict=True):
                 differences.append(above.double() - below.double())
         return [torch.stack(differences, dim=1) / step for differences in found]
+
+
+@torch.no_grad()
+def computed_in_double(parameters: Parameters, losses: Losses, batch: Any) -> bool:
+    """Return whether a model is computed in float64 for differences, as this batch shows.
+
+    >>> of_one = lambda model, batch: model(batch).squeeze(1)
+    >>> computed_in_double(Parameters.of(torch.nn.Linear(2, 1)), of_one, torch.ones(5, 2))
+    True
+    """
+    objective = _Objective(parameters, losses, batch)
+    with full_precision():
+        return _doubled([objective], None) is not None
 
 
 def full_precision() -> AbstractContextManager[None]:
@@ -258,19 +276,22 @@ def _loss_pairs(
     mu: float,
     family: Family,
     backend: str | Backend | None,
+    double: bool | None = None,
 ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Yield the losses of each objective's samples at w + mu z and at w - mu z, for one direction after the other.
 
-    The objectives differ in their samples alone.
+    The objectives differ in their samples alone. In float64, if `double`; the first decides, if that is None.
     """
-    doubled = _doubled(objectives)
+    doubled = None if double is False else _doubled(objectives, double)
     measured, perturbed = (objectives, _perturbed) if doubled is None else (doubled, _perturbed_doubles)
     for plus, minus in perturbed(objectives[0].parameters_, keys, mu, family, backend):
         yield [(each.at(plus), each.at(minus)) for each in measured]
 
 
-def _doubled(objectives: Sequence[_Objective]) -> "list[_Objective] | None":
+def _doubled(objectives: Sequence[_Objective], known: bool | None) -> "list[_Objective] | None":
     """Return the same objectives on inputs and buffers in float64; None where they are to be computed as they are.
+
+    The first of them is tried, unless it is known that they can be computed so.
 
     Two losses at w + mu z and w - mu z share most of their digits. In float32 what is left of a loss of 50 at mu = 1e-3
     has an error of 1%, which grows with the loss. So small models are computed in float64. A model that has numbers of
@@ -290,6 +311,8 @@ def _doubled(objectives: Sequence[_Objective]) -> "list[_Objective] | None":
     buffers = {name: _in_double(each.detach()) for name, each in others if each.dtype == torch.float32}
     for each in found:
         each.buffers_ = buffers
+    if known:
+        return found
     weights = {name: tensor.detach().double() for name, tensor in parameters.tensors.items()}
     try:
         return found if found[0].at(weights).dtype == torch.float64 else None

@@ -10,15 +10,19 @@ from cyber0.client import Client
 from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import estimate
-from cyber0.layerwise.fixed_shapes import FixedShapes, best_part, fixed_width
+from cyber0.layerwise import fixed_shapes
+from cyber0.layerwise.fixed_shapes import FixedShapes
 from cyber0.layerwise.measure import LayerwiseEstimate, measure_of
+from cyber0.layerwise.part_sizes import best_part, fixed_width
+from cyber0.layerwise.unordered import UnorderedOperations
 from cyber0.parameters import Parameters
 from cyber0.plan import Plan
 from cyber0.privacy.client_steps import PrivateSteps
 from cyber0.privacy.mechanism import LEVELS, Mechanism
+from cyber0.tasks.losses import output_loss
 from cyber0.tasks.task import cross_entropy, mnist, mnist_cnn, mnist_mlp
 
-SIZES = (1, 7, 16, 40, 83)
+SIZES = (1, 16, 83)
 DIRECTIONS = 5
 
 
@@ -91,12 +95,12 @@ def check_law(model, x, y, probes, sizes=SIZES, **options):
 @pytest.mark.filterwarnings("ignore:this model's losses depend on")
 @pytest.mark.parametrize("case", CASES)
 def test_one_sample_more_moves_the_sum_by_its_own_vector(case):
-    check_law(*CASES[case](), sizes=(1, 9, 20) if case == "experts" else SIZES)
+    check_law(*CASES[case](), sizes=(1, 9) if case in ("experts", "llama, own lengths") else SIZES)
 
 
 @pytest.mark.parametrize("case", ["perceptron", "llama"])
 def test_so_it_does_by_forward_mode(case):
-    check_law(*CASES[case](), sizes=(7, 40), mu=0.0)
+    check_law(*CASES[case](), sizes=(21,), mu=0.0)
 
 
 @pytest.mark.parametrize("precision", ["mixed", "bf16"])
@@ -104,9 +108,9 @@ def test_so_it_does_in_half_precision_and_with_a_small_mu(precision):
     from cyber0.layerwise.measure import in_precision
 
     model, *data = CASES["encoder"]()
-    check_law(in_precision(model, precision), *data, sizes=(7, 40), precision=precision)
+    check_law(in_precision(model, precision), *data, sizes=(40,), precision=precision)
     model, *data = CASES["llama"]()
-    check_law(model, *data, sizes=(7, 40), mu=1e-7)
+    check_law(model, *data, sizes=(40,), mu=1e-7)
 
 
 def slopes_of(model, probes, batch, losses=cross_entropy, measure=estimate, **options):
@@ -119,7 +123,7 @@ def slopes_of(model, probes, batch, losses=cross_entropy, measure=estimate, **op
 def test_slopes_are_the_same_bits_beside_any_others():
     model, x, y, probes = CASES["perceptron"]()
     all_of_them, shapes = slopes_of(model, probes, (x[:150], y[:150]))
-    assert set(shapes.parts.values()) == {best_part(40, 2**20 / 159010)}
+    assert set(shapes.parts.values()) == {best_part(40, 2**20 / 159010, step=16)}
     for size in (1, 33, 90):
         some = torch.randperm(150)[:size]
         assert torch.equal(slopes_of(model, probes, (x[some], y[some]))[0], all_of_them[some])
@@ -160,8 +164,8 @@ class Remembering(torch.nn.Linear):
 @pytest.mark.parametrize(("build", "part"), [(Placed, 1), (PlacedBeyondFour, 4), (Mixing, 1)])
 def test_parts_shrink_until_a_row_depends_on_its_sample_alone(build, part, recwarn):
     torch.manual_seed(0)
-    x, y = torch.randn(60, 5), torch.randint(3, (60,))
-    model = build(5, 3)
+    x, y = torch.randn(60, 6), torch.randint(3, (60,))
+    model = build(6, 3)
     slopes, shapes = slopes_of(model, (x[40:], y[40:]), (x[:30], y[:30]))
     assert set(shapes.parts.values()) == {part}
     assert [str(each.message)[:33] for each in recwarn] == ["this model's losses depend on who"] * (part == 1)
@@ -214,13 +218,14 @@ class InFloat32(torch.nn.Sequential):
 
 @pytest.mark.filterwarnings("ignore:this model's losses depend on")
 @pytest.mark.parametrize("activation", [torch.nn.SiLU, torch.nn.GELU])
-def test_kernels_that_treat_the_last_values_otherwise_are_noticed(activation):
+def test_kernels_that_treat_the_last_values_otherwise_are_noticed(activation, monkeypatch):
     # What is left over of 33 x p values is computed by another code, which rounds a few of them otherwise.
-    for seed in range(5):
+    monkeypatch.setattr(fixed_shapes, "VALUES", {True: 8, False: 8})
+    for seed in range(2):
         torch.manual_seed(seed)
         x, y, linear = torch.randn(300, 20), torch.randint(3, (300,)), torch.nn.Linear
         model = InFloat32(linear(20, 33), activation(), linear(33, 33), activation(), linear(33, 3))
-        check_law(model.eval(), x, y, (x[200:], y[200:]), sizes=(7, 16, 40))
+        check_law(model.eval(), x, y, (x[200:], y[200:]), sizes=(7, 40))
 
 
 class MaskLeftOut(torch.nn.Module):
@@ -281,3 +286,123 @@ def test_no_private_sample_decides_in_which_precision_all_are_measured():
     with pytest.raises(ValueError, match="too large"):
         shapes(parameters, losses, (x, torch.zeros(9)), keys, **along)
     assert shapes(parameters, losses, (x[1:], torch.zeros(8)), keys, **along).shape == (8, 1)
+
+
+def test_parts_of_several_sizes_give_the_same_bits():
+    model, x, y, probes = CASES["encoder"]()
+    parameters, shapes = Parameters.of(model), FixedShapes(LayerwiseEstimate(), 64.0, probes)
+    keys, along = [DirectionKey(seed=1, round=0)], {"mu": 1e-3, "family": "sphere"}
+    found = {}
+    for size in (0, 1, 12, 40, 77):
+        slopes = shapes(parameters, cross_entropy, (x[:size], y[:size]), keys, **along)
+        found |= {(place, float(slope)): size for place, slope in enumerate(slopes)}
+    assert len(found) == 77  # none of them has two slopes
+    tried = [size for of_shape in shapes.others.values() for size, passed in of_shape.items() if passed]
+    assert len({*tried}) > 1
+
+
+class Unseen(torch.nn.Linear):
+    """Something in it depends on the place in the batch, and its outputs do not."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y + 0.0 * (y + 1e-3 * torch.arange(len(x))[:, None])
+
+
+@pytest.mark.filterwarnings("ignore:this model's losses depend on")
+def test_what_depends_on_the_place_is_noticed_where_no_loss_shows_it():
+    x, y = torch.randn(60, 6), torch.randint(3, (60,))
+    _, shapes = slopes_of(Unseen(6, 3), (x[40:], y[40:]), (x[:30], y[:30]))
+    assert set(shapes.parts.values()) == {1}
+
+
+@pytest.mark.filterwarnings("ignore:this model's losses depend on")
+@pytest.mark.parametrize("probes", [8, 60])
+def test_products_over_an_odd_number_of_float64_are_noticed(probes):
+    # Some columns of such a product are rounded by whether the row is an even one; of 40 losses, one shows it.
+    torch.manual_seed(0)
+    linear, x, y = torch.nn.Linear, torch.randn(260, 40), torch.randint(10, (260,))
+    model = torch.nn.Sequential(linear(40, 33), torch.nn.Tanh(), linear(33, 64), torch.nn.Tanh(), linear(64, 10))
+    check_law(model, x, y, (x[200 : 200 + probes], y[200 : 200 + probes]), sizes=(24, 90))
+    product, rows = linear(33, 64).double(), torch.randn(32, 33, dtype=torch.float64)
+    if not torch.equal(product(rows.roll(1, 0)), product(rows).roll(1, 0)):
+        _, shapes = slopes_of(model, (x[200:], y[200:]), (x[:30], y[:30]))
+        assert set(shapes.parts.values()) == {1}
+
+
+def test_few_samples_to_try_with_are_too_few():
+    x, y = torch.randn(60, 6), torch.randint(3, (60,))
+    found = []
+    for count in (7, 8):
+        _, shapes = slopes_of(torch.nn.Linear(6, 3), (x[:count], y[:count]), (x[20:], y[20:]))
+        found += shapes.parts.values()
+    assert found[0] == 1 < found[1]
+
+
+class Fixed(Recording):
+    """What it releases is always the same, so that the next local step begins at the same model."""
+
+    def released(self, total, noise, unit):  # noqa: ARG002
+        return np.full(len(total), 0.5, dtype=np.float32)
+
+
+@pytest.mark.parametrize("scheme", ["unbiased", "biased", "compressed"])
+def test_so_it_does_at_every_local_step(scheme):
+    model, x, y, probes = CASES["logistic regression"]()
+    plan = Plan(seed=1, directions=DIRECTIONS, local_epochs=3, scheme=scheme, mu=1e-3, lr=0.1, family="sphere")
+    sums = []
+    for rows in (slice(0, 50), slice(0, 49), slice(49, 50)):
+        mechanism = Fixed(clip=10.0, noise=0.0, batch=40.0)
+        steps = PrivateSteps(mechanism, lambda _t, _epoch, count: np.zeros(count, dtype=np.int64), probes)
+        mechanism.sums.clear()
+        Client(Parameters.of(model), cross_entropy, lambda *_, rows=rows: (x[rows], y[rows]), plan, private=steps).vote(
+            0
+        )
+        sums.append(np.array(mechanism.sums))
+    assert sums[0].shape == (3, DIRECTIONS)
+    assert (sums[0] - sums[1] == sums[2]).all()
+    assert not (sums[0][0] == sums[0][1]).all()
+
+
+def test_so_it_does_where_each_token_has_a_label():
+    pytest.importorskip("transformers")
+    from cyber0.tasks.text.tagger import Tagger
+
+    encoder, x, _, _ = CASES["encoder"]()
+    torch.manual_seed(0)
+    model, y = Tagger(encoder.whole, labels=3), torch.where(x >= 0, torch.randint(3, x.shape), -100)
+    model.classifier.weight.data.normal_()
+    losses = output_loss(lambda scores, labels: torch.nn.functional.cross_entropy(scores.mT, labels, reduction="none"))
+    shapes = FixedShapes(LayerwiseEstimate(), 40.0, (x[200:], y[200:]))
+    parameters, keys = Parameters.of(model), [DirectionKey(seed=1, round=0)]
+    one, two = (shapes(parameters, losses, (x[:size], y[:size]), keys, mu=1e-3, family="sphere") for size in (61, 30))
+    assert one.any()
+    assert torch.equal(one[:30], two)
+
+
+def test_so_it_does_with_texts_that_are_longer_than_all_to_try_with():
+    model, x, y, probes = wide_texts("llama")
+    shapes = FixedShapes(LayerwiseEstimate(), 40.0, (probes[0][:, :12].contiguous(), probes[1]))
+    parameters, keys = Parameters.of(model), [DirectionKey(seed=1, round=0)]
+    one, two = (
+        shapes(parameters, cross_entropy, (x[:size], y[:size]), keys, mu=1e-3, family="sphere") for size in (50, 23)
+    )
+    assert torch.equal(one[:23], two)
+
+
+@pytest.mark.parametrize("tokens", [8, 200])
+def test_texts_of_several_widths(tokens, monkeypatch):
+    """Where a part costs little besides its tokens, there are many widths."""
+    monkeypatch.setattr(fixed_shapes, "OVERHEAD", {"cpu": tokens})
+    monkeypatch.setattr(fixed_shapes, "WALKED", 0)
+    check_law(*wide_texts("encoder"), sizes=(7, 60))
+
+
+def test_operations_that_add_in_no_fixed_order_are_noticed():
+    with UnorderedOperations() as found:
+        x, places = torch.ones(4, 3), torch.tensor([0, 0, 1, 1])
+        torch.zeros(2, 3).index_put((places,), x)
+        assert found.names == set()
+        torch.zeros(2, 3).index_put((places,), x, accumulate=True)
+        torch.zeros(2, 3).scatter_add_(0, places[:, None].expand(4, 3), x)
+    assert found.names == {"index_put", "scatter_add"}
