@@ -44,6 +44,7 @@ def simulate(
     lr: float | None = None,
     schedule: str | None = None,
     step_rule: str | None = None,
+    objective: str | None = None,
     batch: int | None = None,
     local_epochs: int | None = None,
     scheme: Scheme | None = None,
@@ -87,6 +88,7 @@ def simulate(
         lr: The learning rate.
         schedule: How it changes over the rounds, such as "cosine" or "warmup(rounds=100)+linear".
         step_rule: How far a round moves: "plain", or "normalised(beta=0.99)", by what scalars usually are.
+        objective: What clients measure: the "plain" loss, or "calibrated", less what their own shares of classes teach.
         batch: Samples per local step.
         local_epochs: Local steps per round.
         scheme: What local epochs send: "unbiased", "biased" or "compressed".
@@ -149,6 +151,7 @@ def simulate(
         "lr": lr,
         "schedule": schedule,
         "step_rule": step_rule,
+        "objective": objective,
         "batch": batch,
         "local_epochs": local_epochs,
         "scheme": scheme,

@@ -341,15 +341,16 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
             other = "algorithm = 'fedavg' moves all weights" if self.algorithm == "fedavg" else "privacy is simulated"
             raise ValueError(f"blocks = {self.blocks}: {other} in every round; leave blocks out")
         if self.trained_by.calibrated and self.is_private:
-            raise ValueError(f"objective = {self.objective!r} with epsilon or noise: {UNCOUNTED}")
+            given = f"noise = {self.noise}" if self.epsilon is None else f"epsilon = {self.epsilon}"
+            raise ValueError(f"objective = {self.objective!r} and {given}: {UNCOUNTED}")
         return self
 
     @property
     def agreement(self) -> Agreement:
-        """What the parties of this run share: files go by their names alone, and a rule by one of its spellings."""
+        """What the parties of this run share: files go by their names alone, rule and objective by one spelling."""
         keys: dict[str, Any] = {key: getattr(self, key) for key in Agreement.model_fields}
         keys |= {"task": registry.map_options("task", self.task, file_name), "model": file_name(self.model)}
-        keys["rule"] = canonical_rule(self.rule)
+        keys |= {"rule": canonical_rule(self.rule), "objective": str(self.trained_by)}
         return Agreement(**keys)
 
     @property

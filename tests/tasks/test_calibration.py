@@ -140,15 +140,11 @@ def test_a_private_client_does_not_join_with_it(tmp_path):
         LocalModel(agreement, 0, MNIST, "cpu", privacy=PrivacyOptions(8.0, tmp_path))
 
 
-def test_tasks_without_classes_or_with_another_loss_are_refused():
+def test_tasks_without_one_class_for_each_sample_are_refused():
     x = torch.randn(12, 3)
     numbers = task_of(nn.Linear(3, 1), (x, x[:, :1]), (x, x[:, :1]), loss=nn.MSELoss())
-    other = task_of(nn.Linear(3, 2), (x, torch.arange(12) % 2), (x, torch.arange(12) % 2), loss=nn.MultiMarginLoss())
-    for task in (numbers, other):
-        with pytest.raises(
-            InvalidConfig, match="objective = 'calibrated' is for tasks that give each sample one class"
-        ):
-            with_objective(task, Objective(calibrated=True))
+    with pytest.raises(InvalidConfig, match="for tasks that give each sample one class, and 'Linear' has no classes"):
+        with_objective(numbers, Objective(calibrated=True))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +153,9 @@ def test_tasks_without_classes_or_with_another_loss_are_refused():
         ("balanced", "unknown objective 'balanced': use one of calibrated, plain"),
         ("calibrated(shares=(1, 0))", "shares = .1, 0.: give a number above 0 for each class"),
         ("calibrated(shares=0.5)", "shares = 0.5: give a number above 0 for each class"),
+        ("calibrated(shares=(1e308, 1e308))", "shares = .*: give a number above 0 for each class"),
+        (f"calibrated(shares=({'9' * 400}, 1))", "shares = .*: give a number above 0 for each class"),
+        ("calibrated(shares=(1, 1e-300))", "shares = .*: give a number above 0 for each class"),
         ("calibrated(prior=1)", "prior"),
         ("plain(shares=(1, 1))", "shares"),
     ],
@@ -167,13 +166,68 @@ def test_what_is_no_objective_is_refused(objective, message):
 
 
 def test_shares_are_those_of_the_classes():
-    with pytest.raises(InvalidConfig, match="with 2 shares: 'mnist' has 10 classes"):
+    with pytest.raises(InvalidConfig, match=r"has 2 shares, and 'mnist' 10 classes: give 10"):
         Simulation(RunConfig(**OWN | {"objective": "calibrated(shares=(1, 2))"}), MNIST)
 
 
-def test_a_model_learns_the_shares_that_were_agreed_on():
-    """A client whose shares are those agreed on measures the plain loss."""
-    labels, outputs = np.array([0, 0, 0, 1, 2, 2]), torch.randn(6, 3)
-    counted = (3.5, 1.5, 2.5)
-    found = calibrated.of(outputs, torch.from_numpy(with_shares(labels, 3, np.array(counted) / 7.5)))
+@pytest.mark.parametrize("samples", [10, 100])
+def test_a_client_whose_shares_are_those_agreed_on_measures_the_plain_loss(samples):
+    """However few samples it has: those that are counted besides are in the same shares."""
+    labels, outputs = np.repeat([0, 1, 2], [samples // 2, samples * 3 // 10, samples // 5]), torch.randn(samples, 3)
+    targets = with_shares(labels, 3, Objective(calibrated=True, shares=(5, 3, 2)).frequencies)
+    found = calibrated.of(outputs, torch.from_numpy(targets))
     torch.testing.assert_close(found, cross_entropy.of(outputs, torch.from_numpy(labels)))
+
+
+def test_clients_with_a_single_sample_do_not_count_the_shares_twice():
+    """A constant model for 90 clients of one class and 10 of the other: it should say 9 to 1, about."""
+    parts = [with_shares(np.array([label]), 2, (0.9, 0.1)) for label in [0] * 90 + [1] * 10]
+    targets, bias = torch.from_numpy(np.concatenate(parts)), torch.zeros(2, requires_grad=True)
+    optimiser = torch.optim.LBFGS([bias], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimiser.zero_grad()
+        loss = calibrated.of(bias.expand(100, 2), targets).mean()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    assert 0.05 < bias.detach().softmax(0)[1].item() < 0.2
+
+
+def test_outputs_that_no_class_has_stay_as_they_are():
+    x, y = torch.randn(80, 6), torch.arange(80) % 3
+    for model in (nn.Linear(6, 5), nn.Sequential(nn.Linear(6, 5))):
+        task = task_of(model, (x, y), (x, y))
+        found = [
+            [played.honest for played in Simulation(RunConfig(**OWN, engine=engine), task).play()]
+            for engine in ("batched", "sequential")
+        ]
+        np.testing.assert_allclose(*found, rtol=0, atol=2e-3 * np.abs(found[0]).max())
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.functional.cross_entropy, None])
+def test_the_cross_entropy_of_torch_is_one(loss):
+    x, y = torch.randn(12, 3), torch.arange(12) % 2
+    assert with_objective(task_of(nn.Linear(3, 2), (x, y), (x, y), loss=loss), Objective(True)).losses is calibrated
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(weight=torch.ones(2)), nn.MultiMarginLoss()]
+)
+def test_another_loss_is_refused(loss):
+    x, y = torch.randn(12, 3), torch.arange(12) % 2
+    task = task_of(nn.Linear(3, 2), (x, y), (x, y), loss=loss)
+    with pytest.raises(
+        InvalidConfig, match=r"is for the cross-entropy, .* leave the loss out, or use objective = 'plain'"
+    ):
+        with_objective(task, Objective(True))
+
+
+def test_an_objective_has_one_spelling_in_an_agreement():
+    spellings = ("calibrated", "calibrated()", "calibrated(shares=None)")
+    assert {RunConfig(objective=each).agreement.objective for each in spellings} == {"calibrated"}
+    assert RunConfig(objective="plain()").agreement == RunConfig().agreement
+    own = RunConfig(objective="calibrated(shares=[1, 2])").agreement
+    assert own.objective == "calibrated(shares=(1, 2))"
+    assert Agreement(**own.model_dump()) == own

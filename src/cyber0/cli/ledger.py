@@ -93,6 +93,8 @@ def _show_run(console: Console, run: Ledger) -> None:
     line(console, "task", f"{agreement.task}, seed {agreement.seed}")
     if agreement.model is not None:
         line(console, "model", f"{agreement.model}, {agreement.precision}")
+    if agreement.objective != "plain":
+        line(console, "objective", agreement.objective)
     line(console, "rule", f"{agreement.rule}, {agreement.byzantine} of {many(agreement.clients, 'client')} may lie")
     line(console, "step", f"{plan.rows} x {many(plan.directions, f'{plan.family} direction')}, {plan.scheme}")
     line(console, "lr", f"{agreement.lr}, {agreement.schedule}, {agreement.step_rule} steps")

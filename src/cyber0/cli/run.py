@@ -186,6 +186,7 @@ def _title(config: RunConfig) -> str:
     """Return what is run, in a line."""
     liars = f"{many(config.clients, 'client')}, {config.byzantine} of them may lie"
     what = f"{config.algorithm} on {config.task}" + (f" with {config.model}" if config.model else "")
+    what += "" if config.objective == "plain" else f", objective {config.objective}"
     how = f"rule {config.rule}, attack {config.attack}, {many(config.rounds, 'round')}"
     return f"{what}: {liars}, {how}, seed {config.seed}"
 

@@ -198,7 +198,7 @@ class _Batches:
         self.inputs, self.labels = torch.as_tensor(inputs).to(device), torch.as_tensor(labels).to(device)
         self._targets = self.labels
         if (objective := agreement.trained_by).calibrated:
-            targets = with_shares(labels, task.dataset.classes or 0, objective.shares)
+            targets = with_shares(labels, task.dataset.classes or 0, objective.frequencies)
             self._targets = torch.as_tensor(targets).to(device)
         self._ahead = max(1, min(AHEAD, DRAWN // (agreement.batch * agreement.local_epochs)))
         self._first, self._drawn = -1, np.empty(0, dtype=np.int64)

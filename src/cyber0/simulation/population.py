@@ -79,7 +79,7 @@ class Population:
         classes = self.dataset.classes or 0
         targets = np.empty((len(labels), 1 + classes), dtype=np.float32)
         for share in self.shares:
-            targets[share] = with_shares(labels[share], classes, self.objective.shares)
+            targets[share] = with_shares(labels[share], classes, self.objective.frequencies)
         return targets
 
     @property

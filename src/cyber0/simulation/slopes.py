@@ -14,7 +14,7 @@ from torch.func import grad, jvp, vmap  # pyright: ignore[reportUnknownVariableT
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import call_with
 from cyber0.parameters import Parameters
-from cyber0.tasks.calibration import calibrated
+from cyber0.tasks.calibration import calibrated, offset_scores
 from cyber0.tasks.task import Task, cross_entropy
 from cyber0.user_code import calling
 
@@ -144,7 +144,7 @@ def _logistic(
     matrices, biases = local[:, :split].view(models, outputs, inputs), local[:, split:]
     here = torch.baddbmm(biases[:, None], x.reshape(models, -1, inputs), matrices.mT).view(runs, n, size, outputs, 1)
     if y.ndim == 4:  # calibrated
-        here, y = here + y[..., 1:, None], y[..., 0].long()
+        here, y = offset_scores(here, y[..., 1:, None], axis=3), y[..., 0].long()
     by_class = z[..., :split].reshape(runs, count, outputs, inputs).transpose(1, 2).reshape(runs, -1, inputs)
     products = x.view(runs, n * size, inputs) @ by_class.mT
     along = products.view(runs, n, size, outputs, count) + z[..., split:].mT[:, None, None]

@@ -14,6 +14,7 @@ Calibration. ICML 2022.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,35 +27,48 @@ from cyber0.objective import Objective
 from cyber0.tasks.losses import OutputLoss, cross_entropy
 from cyber0.tasks.task import Task
 
-__all__ = ["calibrated", "with_objective", "with_shares"]
+__all__ = ["calibrated", "offset_scores", "with_objective", "with_shares"]
 
-COUNTED = 0.5  # samples that each class is taken to have beside those there are (Krichevsky and Trofimov)
+COUNTED = 0.5  # samples of a class, on average, that a client is taken to have beside its own
 
 
 def with_shares(labels: NDArray[Any], classes: int, agreed: Sequence[float] | None = None) -> NDArray[np.float32]:
-    """Return the targets of one client, [samples, 1 + classes]: the label, and the logarithms of the client's shares.
+    """Return the targets of one client, [samples, 1 + classes]: the label, and how far its client's shares are off.
 
-    Those of the shares that were agreed on are subtracted, if any were. A class that the client has no sample of counts
-    as half of one.
+    That is the logarithm of each class's share of the client's samples, less that of the share that was agreed on. Half
+    a sample for each class, in the shares agreed on, is counted besides: so a class that the client does not have stays
+    finite, and one that has few samples stays near the plain loss.
 
     >>> with_shares(np.array([0, 0, 0, 1]), classes=2).round(2)
-    array([[ 0.  , -0.36, -1.2 ],
-           [ 0.  , -0.36, -1.2 ],
-           [ 0.  , -0.36, -1.2 ],
-           [ 1.  , -0.36, -1.2 ]], dtype=float32)
+    array([[ 0.  ,  0.34, -0.51],
+           [ 0.  ,  0.34, -0.51],
+           [ 0.  ,  0.34, -0.51],
+           [ 1.  ,  0.34, -0.51]], dtype=float32)
     """
-    counts = np.bincount(labels, minlength=classes) + COUNTED
-    logarithms = np.log(counts / counts.sum()) - (0.0 if agreed is None else np.log(agreed))
-    return np.column_stack([labels, np.tile(logarithms, (len(labels), 1))]).astype(np.float32)
+    frequencies = np.full(classes, 1 / classes) if agreed is None else np.asarray(agreed)
+    counts = np.bincount(labels, minlength=classes) + COUNTED * classes * frequencies
+    offsets = np.log(counts / counts.sum()) - np.log(frequencies)
+    return np.column_stack([labels, np.tile(offsets, (len(labels), 1))]).astype(np.float32)
+
+
+def offset_scores(scores: torch.Tensor, offsets: torch.Tensor, axis: int = -1) -> torch.Tensor:
+    """Return scores with offsets added along an axis; those of outputs that no class has stay as they are.
+
+    >>> offset_scores(torch.zeros(1, 3), torch.tensor([[0.5, -0.5]]))
+    tensor([[ 0.5000, -0.5000,  0.0000]])
+    """
+    classes = offsets.shape[axis]
+    first, others = scores.narrow(axis, 0, classes), scores.narrow(axis, classes, scores.shape[axis] - classes)
+    return torch.cat([first + offsets.to(scores.dtype), others], dim=axis)
 
 
 def _calibrated(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    scores = outputs + targets[:, 1:].to(outputs.dtype)
+    scores = offset_scores(outputs, targets[:, 1:])
     return nn.functional.cross_entropy(scores, targets[:, 0].long(), reduction="none")
 
 
 calibrated = OutputLoss(_calibrated)
-"""The cross-entropy of scores, each with the logarithm of its class's share added to it; targets are `with_shares`."""
+"""The cross-entropy of scores, each with the offset of its class added to it; targets are `with_shares`."""
 
 
 def with_objective(task: Task, objective: Objective) -> Task:
@@ -68,13 +82,34 @@ def with_objective(task: Task, objective: Objective) -> Task:
     if not objective.calibrated:
         return task
     classes = task.dataset.classes
-    if task.losses is not cross_entropy or classes is None or task.dataset.train_labels.ndim != 1:
+    if classes is None or task.dataset.train_labels.ndim != 1:
+        what = "has no classes" if classes is None else "gives a sample several labels"
         raise InvalidConfig(
-            "objective = 'calibrated' is for tasks that give each sample one class, by the cross-entropy, and "
-            f"{task.name!r} is none: leave it out"
+            f"objective = {str(objective)!r} is for tasks that give each sample one class, and {task.name!r} {what}: "
+            "use objective = 'plain'"
+        )
+    if not _is_cross_entropy(task.losses):
+        raise InvalidConfig(
+            f"objective = {str(objective)!r} is for the cross-entropy, without weights or smoothing, and {task.name!r} "
+            "has another loss: leave the loss out, or use objective = 'plain'"
         )
     if objective.shares is not None and len(objective.shares) != classes:
         raise InvalidConfig(
-            f"objective = 'calibrated' with {len(objective.shares)} shares: {task.name!r} has {classes} classes"
+            f"objective = {str(objective)!r} has {len(objective.shares)} shares, and {task.name!r} {classes} classes: "
+            f"give {classes}"
         )
     return replace(task, losses=calibrated)
+
+
+def _is_cross_entropy(losses: Any) -> bool:
+    """Return whether losses are the plain cross-entropy, ours or torch's."""
+    if losses is cross_entropy:
+        return True
+    given: Any = losses.given or losses.loss if isinstance(losses, OutputLoss) else None
+    if isinstance(given, nn.CrossEntropyLoss):
+        return given.weight is None and given.label_smoothing == 0 and given.ignore_index < 0
+    return (
+        isinstance(given, partial)
+        and given.func is nn.functional.cross_entropy
+        and list(given.keywords) == ["reduction"]
+    )
