@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, cast, get_args
 
 from cyber0.config import Agreement
@@ -136,7 +136,7 @@ class Roster:
     @cached_property
     def places(self) -> dict[str, int]:
         """The place of each client."""
-        return {name: place for place, name in enumerate(self.names)}
+        return _places(self.names)
 
     @cached_property
     def owners(self) -> dict[bytes, str]:
@@ -283,6 +283,12 @@ class Roster:
                 )
             if change.name and not self._enrols(change):
                 asked[change.name] = change
+
+
+@lru_cache(maxsize=4)
+def _places(names: tuple[str, ...]) -> dict[str, int]:
+    """Return the place of each client; rosters of the same clients share it."""
+    return {name: place for place, name in enumerate(names)}
 
 
 def _check_change(now: Roster, change: Change) -> None:
