@@ -13,16 +13,20 @@ from functools import partial
 
 import pytest
 from tests import processes
+from tests.network.parties import recipe
 
-from cyber0.network import keys
+from cyber0.network import channel, keys, streams
 from cyber0.network.authentication import read_challenge
 from cyber0.network.channel import GREETING, PROTOCOLS, greeting_and_word
 from cyber0.network.handshake import refusal
 from cyber0.network.member import Member
+from cyber0.network.server import Federator
 from cyber0.network.session import attend
 from cyber0.network.stub_model import StubModel
 from cyber0.protocol.codec import encode
+from cyber0.protocol.ledger import Memory
 from cyber0.protocol.messages import Ask
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import private_key
 
 DESCRIPTORS, SILENT = 256, 600  # of the federator's process, and how many connections say nothing
@@ -167,3 +171,26 @@ def test_what_is_killed_after_the_handshake_has_refused_nobody(folder):
             served = threads.submit(serve)
             assert refusal(f"127.0.0.1:{listening.getsockname()[1]}", folder / "alice") is None
             served.result()
+
+
+def test_who_is_silent_hears_that_the_federator_is_there_until_it_is_given_up(monkeypatch):
+    """One timer is for all streams."""
+    for module, name, seconds in ((streams, "BEAT", 0.1), (channel, "BEAT", 0.1), (channel, "SILENCE", 1.0)):
+        monkeypatch.setattr(module, name, seconds)
+
+    async def play():
+        federator = Federator(Settings.of(recipe()), Memory())
+        port = await federator.start("127.0.0.1:0")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GREETING + b"\n")
+        said = await reader.read()
+        writer.close()
+        federator.stop("enough")
+        await federator.close()
+        return said
+
+    said = asyncio.run(play())
+    assert said.startswith(GREETING + b"\n")
+    beats = said.removeprefix(GREETING + b"\n")
+    assert len(beats) >= 8
+    assert not any(beats)

@@ -425,7 +425,7 @@ class Channel:
         if now - self._heard > SILENCE and not self._is_paused:
             self._lose(f"nothing was heard of it for {SILENCE:g} seconds")
             return
-        if now - self._spoke >= BEAT:
+        if now - self._spoke >= BEAT / 2:  # at most three halves of a beat after the last word
             self.put(b"")
         self._beats = 0
 

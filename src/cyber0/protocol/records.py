@@ -15,7 +15,7 @@ __all__ = ["Ballot", "Decision", "Promised", "Verdict", "ballots_hash", "from_wi
 
 Verdict = Literal["counted", "equivocation", "late", "rejected"]
 
-PARTS = 2**12  # of ballots that are hashed at a time: for each of thousands they would take memory at once
+PARTS = 2**9  # of ballots that are hashed at a time: for each of thousands they would take memory at once
 
 
 @dataclass(frozen=True, slots=True)
