@@ -1,7 +1,7 @@
 """The least that votes cost a server in Python: TLS, a signature checked for each, and an answer to each, and no more.
 
-Its clients come with certificates, as those of a federator do, and send one signed vote over and over. When all have
-sent it, all are answered. No message is decoded, nothing is counted, and nothing is kept.
+TLS authenticates the server alone, as it does a federator. Its clients send one signed vote over and over. When all
+have sent it, all are answered. No message is decoded, nobody is known, nothing is counted, and nothing is kept.
 """
 
 import asyncio

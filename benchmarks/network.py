@@ -43,18 +43,18 @@ def setup_of(clients: int, rounds: int, directions: int) -> Settings:
     return Settings.of(RunConfig(**options))
 
 
-def federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any, named: bool = True) -> None:
+def federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any, certified: bool = False) -> None:
     """A federator in its own process; it tells its port, and at the end its memory.
 
-    Where clients are not `named` by their certificates, they are who they say.
+    Where clients are `certified`, the keys of their votes are those of their certificates, as with `cyber0 serve`.
     """
-    asyncio.run(_federate(setup, ledger, folder, tls, pipe, named))
+    asyncio.run(_federate(setup, ledger, folder, tls, pipe, certified))
 
 
-async def _federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any, named: bool = True) -> None:
+async def _federate(setup: Settings, ledger: str, folder: Path, tls: bool, pipe: Any, certified: bool) -> None:
     held = Memory() if ledger == "memory" else File(folder / "run.ledger", synchronous=ledger)
     with held:
-        federator = Federator(setup, held, peer_name=keys.peer_name if tls and named else None)
+        federator = Federator(setup, held, peer_name=keys.peer_name if tls else None, certified=certified)
         credentials = keys.server_credentials(folder / "keys") if tls else None
         pipe.send(await federator.start("127.0.0.1:0", credentials))
         await federator.over.wait()

@@ -3,10 +3,11 @@
     python -m benchmarks.scale
     python -m benchmarks.scale 200 1000
 
-The federator is a process of its own, and its ledger is on disk. All clients are thin, real members with keys of their
-own, and share another process and one certificate. They share the machine, too, so what counts is the federator's CPU,
-not rounds a second. A client of 10,000 needs a descriptor on each side: `ulimit -n`. Beside it stands what the least
-server costs that Python can be (`benchmarks.bare_server`), in the same minute.
+The federator is a process of its own, and its ledger is on disk. All clients are thin, real members, each with a
+certificate of its own, by which it is known and whose key signs its votes. They have another process, on the same
+machine, so what counts is the federator's CPU, not rounds a second. A client of 10,000 needs a descriptor on each side:
+`ulimit -n`. Beside it stands what the least server costs that Python can be (`benchmarks.bare_server`), in the same
+minute.
 """
 
 import asyncio
@@ -17,14 +18,20 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from benchmarks.bare_server import bare
 from benchmarks.network import CONTEXT, federate
 from cyber0.config import RunConfig
-from cyber0.network import connect, keys
+from cyber0.errors import Unreachable
+from cyber0.network import certificates, connect, keys
+from cyber0.network.authentication import ClientCertificate
+from cyber0.network.channel import Credentials
 from cyber0.network.listener import collect_rarely, raise_limit
 from cyber0.network.member import Member
 from cyber0.network.session import attend
@@ -68,7 +75,8 @@ class Crowd:
 
     def __init__(self, settings: Settings, port: int, folder: Path, federator: Process) -> None:
         self.settings, self.address, self.federator = settings, f"127.0.0.1:{port}", federator
-        self.credentials = keys.channel_credentials(folder / "keys" / "clients" / "thin")
+        self.ca = keys.read_authority(folder / "keys")
+        self.context = keys.client_context(self.ca.pem.decode())
         self.rounds, self.joined, self.bytes = settings.agreement.rounds, 0, 0
         self.before = federator.kilobytes
         self.marks: list[tuple[float, float]] = []
@@ -82,9 +90,11 @@ class Crowd:
 
     async def _attend(self, name: str, place: int) -> None:
         member: list[Member] = []
+        own = certificates.client(self.ca, name, days=1)
+        shown = ClientCertificate(own.certificate.public_bytes(Encoding.DER), own.key)
 
         def make(told: Settings) -> Member:
-            member.append(Member(told, name, StubModel(DIRECTIONS)))
+            member.append(Member(told, name, StubModel(DIRECTIONS), key=own.key))
             self._room.release()
             return member[0]
 
@@ -93,7 +103,10 @@ class Crowd:
                 self._note(one)
 
         await self._room.acquire()
-        await attend(self.address, make, name, credentials=self.credentials, watch=watch, threaded=False)
+        credentials = Credentials(self.context, own=shown)
+        options: Row = {"credentials": credentials, "watch": watch, "threaded": False, "give_up": 60.0}
+        with suppress(Unreachable):  # one that was cut off near the end may find nobody
+            await attend(self.address, make, name, **options)
 
     def _note(self, member: Member) -> None:
         begin, end = (2, self.rounds) if self.rounds > 2 else (1, self.rounds)
@@ -123,7 +136,6 @@ def measured(clients: int) -> Row:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         keys.init(folder / "keys")
-        keys.issue("thin", folder / "keys")
         here, there = CONTEXT.Pipe()
         process = CONTEXT.Process(target=_federate, args=(settings, folder, there))
         process.start()
@@ -155,7 +167,7 @@ def measured(clients: int) -> Row:
 def _federate(settings: Settings, folder: Path, pipe: Any) -> None:
     raise_limit()  # as `cyber0 serve` does
     collect_rarely()
-    federate(settings, "FULL", folder, True, pipe, named=False)  # all share a certificate
+    federate(settings, "FULL", folder, True, pipe, certified=True)
 
 
 def main(clients: list[int]) -> None:

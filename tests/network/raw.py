@@ -5,10 +5,14 @@ import threading
 from collections import deque
 from contextlib import asynccontextmanager, contextmanager
 
-from cyber0.network.channel import GREETING, Channel
+from cyber0.errors import InvalidKeys
+from cyber0.network.authentication import new_challenge, read_challenge
+from cyber0.network.channel import GREETING, Channel, Peer, address_of, greeting_and_word
 from cyber0.network.connect import connect
 from cyber0.network.listener import Listener
 from cyber0.network.older import answer
+from cyber0.protocol.codec import encode
+from cyber0.protocol.messages import Bye
 
 
 class Outlet:
@@ -16,6 +20,7 @@ class Outlet:
 
     def __init__(self):
         self.messages, self.sent, self.is_full, self.is_ended = deque(), 0, False, False
+        self.address, self.limit = "", 2**20
 
     def put(self, data):
         if not self.is_ended:
@@ -28,6 +33,17 @@ class Outlet:
         self.is_ended = True
 
     abort = end
+
+    def beat(self):
+        pass
+
+
+class Owner:
+    """Functions that a channel calls."""
+
+    def __init__(self, received, ended=lambda: None, *, greeted=None, foreign=lambda _: b"", too_long=lambda _: False):
+        self.received, self.ended, self.foreign, self.too_long = received, ended, foreign, too_long
+        self.greeted = greeted or (lambda line: line == GREETING)
 
 
 class Caller:
@@ -58,17 +74,30 @@ async def serving(heard, credentials=None, listen="127.0.0.1:0"):
     """A server that calls `heard(channel, peer, message)` for each message; its port."""
     channels = []
 
-    def opened(sock, peer, _):
-        token = []
+    def opened(sock, _):
+        address = address_of(sock.getpeername())
+        peers, authority = [], credentials and credentials.authority
+        challenge = new_challenge() if authority else ""
 
         def greeted(line):
-            token.append(line.removeprefix(GREETING).strip().decode())
-            return line.startswith(GREETING)
+            greeting, token = greeting_and_word(line)
+            if not challenge:
+                peers.append(Peer(address, token=token))
+            return greeting == GREETING
 
         def received(data):
-            heard(channel, peer.__class__(peer.address, peer.certificate, token[0]), data)
+            if peers:
+                heard(channel, peers[0], data)
+                return
+            try:
+                peers.append(Peer(address, *authority.proved(data, read_challenge(challenge))[:1]))
+            except InvalidKeys as error:
+                channel.put(encode(Bye(str(error), final=True)))
+                channel.end()
 
-        channel = Channel(sock, received, lambda: None, answers=True, greeted=greeted, foreign=answer)
+        greeting = GREETING + f" {challenge}".rstrip().encode()
+        owner = Owner(received, greeted=greeted, foreign=answer)
+        channel = Channel(sock, owner, answers=True, greeting=greeting)
         channels.append(channel)
 
     listener = Listener(opened, credentials and credentials.context)

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.network.raw import Owner
 
 from cyber0.errors import InvalidConfig
 from cyber0.network.channel import BEATS, GREETING, LINE, Channel, host_and_port
@@ -32,7 +33,9 @@ class Side:
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(lambda _, context: self.errors.append(context["exception"]))
         received = options.pop("received", self.said.append)
-        self.channel = Channel(ours, received, self.ended.set, **{"limit": LIMIT, "answers": True, **options})
+        own = {name: options.pop(name) for name in ("greeted", "foreign", "too_long") if name in options}
+        owner = Owner(received, self.ended.set, **own)
+        self.channel = Channel(ours, owner, **{"limit": LIMIT, "answers": True, **options})
 
     async def write(self, *parts):
         for part in parts:
@@ -124,7 +127,7 @@ def test_a_flood_of_empty_messages_ends_the_channel():
     [
         (b"SSH-2.0-OpenSSH_9.6\r\n", "what is there does not speak cyber0"),
         (b"\x16\x03\x01\x02\x00\x01", "what is there does not speak cyber0"),
-        (b"cyber0 2 " + bytes(LINE), "its greeting is too long"),
+        (GREETING + b" " + bytes(LINE), "its greeting is too long"),
         (b"cyber", ""),
         (b"", ""),
     ],

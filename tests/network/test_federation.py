@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tests import processes
 from tests.network.parties import Parties, deal, local_model, recipe
-from tests.network.raw import call
+from tests.network.raw import Owner, call
 
 from cyber0.callbacks import Callback
 from cyber0.errors import InvalidConfig, Refused
@@ -309,7 +309,7 @@ def test_who_is_too_slow_for_what_waits_is_hung_up_on():
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         over = asyncio.Event()
-        channel = Channel(ours, print, over.set, room=2**20)
+        channel = Channel(ours, Owner(print, over.set), room=2**20)
         channel.put_all(bytes(2**16) for _ in range(100))  # these are made as they are read
         assert not channel.is_full
         while not channel.is_full:

@@ -6,7 +6,7 @@ import re
 import shlex
 import socket
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from typer.testing import CliRunner
 
 from cyber0.cli import app
 from cyber0.config import RunConfig
-from cyber0.errors import InvalidKeys, Refused, Unreachable
+from cyber0.errors import InvalidKeys, Refused, RejectedMessage, Unreachable
 from cyber0.network import certificates
+from cyber0.network.authentication import ClientCertificate
 from cyber0.network.certificates import fingerprint, hosts_of, new_key, subject_public_key
 from cyber0.network.channel import Credentials
 from cyber0.network.enrolment import install, request, sign
@@ -51,6 +52,7 @@ from cyber0.network.stub_model import StubModel
 from cyber0.network.tokens import Tokens, temporary_credentials, token_credentials
 from cyber0.protocol import signing
 from cyber0.protocol.chain import Seal, genesis
+from cyber0.protocol.codec import decode_from_federator
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import encoded, is_by, private_key, public_key
@@ -102,6 +104,8 @@ def asks(credentials, host=None):
         caller.close()
         if said is None:
             raise Unreachable(caller.channel.channel.problem)
+        with suppress(RejectedMessage):
+            raise Refused(decode_from_federator(said).reason)
         if said.startswith(b"refused: "):
             raise Refused(said.decode())
         return said.decode()
@@ -128,21 +132,19 @@ def probes(folder):
     return talk
 
 
-def refused_by(keys, credentials):
-    with pytest.raises(Unreachable):
+def refused_by(keys, credentials, words="it must be a client's, made by cyber0 keys sign"):
+    with pytest.raises(Refused, match=words):
         served(server_credentials(keys), peer_name, asks(credentials))
 
 
 def raw(folder):
     """The credentials of a folder, without a look at it."""
-    return trusting((folder / "ca.pem").read_bytes(), folder / "cert.pem", folder / "key.pem")
+    shown = certificate(folder / "cert.pem").public_bytes(Encoding.DER)
+    return trusting((folder / "ca.pem").read_bytes(), ClientCertificate(shown, private_key(folder / "key.pem")))
 
 
-def trusting(authority, *own):
-    context = client_context(authority.decode())
-    if own:
-        context.load_cert_chain(*own)
-    return Credentials(context)
+def trusting(authority, own=None):
+    return Credentials(client_context(authority.decode()), own=own)
 
 
 def cannot_serve(folder):
@@ -211,7 +213,7 @@ def test_an_expired_certificate_is_refused_on_both_sides(keys, tmp_path):
 
 def test_no_certificate_is_refused(keys, tmp_path):
     (tmp_path / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
-    refused_by(keys, trusting((keys / "ca.pem").read_bytes()))
+    refused_by(keys, trusting((keys / "ca.pem").read_bytes()), "the federator asks for a certificate: give --tls DIR")
     assert "cannot read" in served(server_credentials(keys), peer_name, probes(tmp_path))
 
 
@@ -237,11 +239,12 @@ def test_a_certificate_without_a_name_is_refused(keys, tmp_path):
     named = certificate(keys / "clients/alice/cert.pem")
     nameless = x509.CertificateBuilder(
         issuer_name=named.issuer,
-        subject_name=x509.Name([]),
+        subject_name=x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "somebody")]),
         public_key=key.public_key(),
         serial_number=1,
         not_valid_before=named.not_valid_before_utc,
         not_valid_after=named.not_valid_after_utc,
+        extensions=list(named.extensions),
     ).sign(ca, SHA256())
     pair = certificates.Pair(key, nameless)
     for name, content in {
@@ -254,7 +257,7 @@ def test_a_certificate_without_a_name_is_refused(keys, tmp_path):
         served(server_credentials(keys), peer_name, asks(channel_credentials(tmp_path)))
 
 
-def test_a_federation_over_mutual_tls(tmp_path):
+def test_a_federation_with_certificates(tmp_path):
     names = ("alice", "bob", "carol")
     init(tmp_path / "keys")
     folders = {name: issue(name, tmp_path / "keys") for name in names}
@@ -454,14 +457,13 @@ def test_a_request_is_granted_no_more_than_to_join(operator, tmp_path, extension
     cannot_serve(folder)
 
 
-def test_a_client_cannot_sign_for_others(operator, alice, tmp_path):
+def test_a_client_cannot_sign_for_others(operator, alice):
     """A certificate that alice has signed is refused by the federator, even with alice's own beside it."""
     signer = certificates.Pair(private_key(alice / "key.pem"), certificate(alice / "cert.pem"))
     forged = certificates.client(signer, "bob", days=1)
-    chain, key = tmp_path / "chain.pem", tmp_path / "forged.pem"
-    chain.write_bytes(forged.pem + signer.pem)
-    key.write_bytes(forged.key_pem)
-    refused_by(operator, trusting((alice / "ca.pem").read_bytes(), chain, key))
+    shown, beside = (each.certificate.public_bytes(Encoding.DER) for each in (forged, signer))
+    for data in (shown, shown + beside):
+        refused_by(operator, trusting((alice / "ca.pem").read_bytes(), ClientCertificate(data, forged.key)))
 
 
 @pytest.mark.parametrize(

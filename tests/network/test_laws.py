@@ -170,7 +170,7 @@ def refused(config, make):
 def test_another_version_is_refused_with_a_reason(task):
     config = recipe()
     said = refused(config, lambda settings: Old(settings, "client-0", local_model(config, 0, task)))
-    assert said == ("the federator refuses this client: it speaks version 9 of the protocol: this federator speaks 2")
+    assert said == ("the federator refuses this client: it speaks version 9 of the protocol: this federator speaks 3")
 
 
 def test_who_is_not_on_the_roster_is_refused_with_a_reason(task):

@@ -13,21 +13,26 @@ from functools import partial
 
 import pytest
 from tests import processes
+from tests.network.parties import recipe
 
-from cyber0.network import keys
-from cyber0.network.channel import GREETING, PROTOCOLS
+from cyber0.network import channel, keys, streams
+from cyber0.network.authentication import read_challenge
+from cyber0.network.channel import GREETING, PROTOCOLS, greeting_and_word
 from cyber0.network.handshake import refusal
 from cyber0.network.member import Member
+from cyber0.network.server import Federator
 from cyber0.network.session import attend
 from cyber0.network.stub_model import StubModel
 from cyber0.protocol.codec import encode
+from cyber0.protocol.ledger import Memory
 from cyber0.protocol.messages import Ask
+from cyber0.protocol.settings import Settings
 from cyber0.protocol.signing import private_key
 
 DESCRIPTORS, SILENT = 256, 600  # of the federator's process, and how many connections say nothing
 NAMES = ("alice", "bob", "carol", "dave")
 GIVE_UP = 60.0  # seconds
-KINDS = ("nothing", "half a handshake", "no greeting", "no word", "no Hello")
+KINDS = ("nothing", "half a handshake", "no greeting", "no answer", "no word", "no Hello")
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +61,17 @@ def port(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def context(folder):
-    """How Eve does handshakes: she has a certificate, but is no client."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
-    made.set_alpn_protocols(PROTOCOLS)
-    made.load_cert_chain(folder / "eve" / "cert.pem", folder / "eve" / "key.pem")
-    return made
+    """How Eve does handshakes."""
+    return keys.channel_credentials(folder / "eve").context
 
 
-def silent(stack, port, context, kind):
+@pytest.fixture(scope="module")
+def own(folder):
+    """Eve has a certificate, but is no client."""
+    return keys.channel_credentials(folder / "eve").own
+
+
+def silent(stack, port, context, own, kind):
     """A connection that goes as far as `kind` says, and then says nothing."""
     plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), GIVE_UP))
     if kind == "nothing":
@@ -72,16 +79,18 @@ def silent(stack, port, context, kind):
     if kind == "half a handshake":
         theirs = ssl.MemoryBIO()
         with pytest.raises(ssl.SSLWantReadError):
-            context.wrap_bio(ssl.MemoryBIO(), theirs).do_handshake()
+            context.wrap_bio(ssl.MemoryBIO(), theirs, server_hostname="127.0.0.1").do_handshake()
         plain.sendall(theirs.read()[:100])
         return plain
     try:
-        secure = stack.enter_context(context.wrap_socket(plain))
+        secure = stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
         if kind != "no greeting":
             secure.sendall(GREETING + b"\n")
-        if kind == "no Hello":
-            ask = encode(Ask())
-            secure.sendall(len(ask).to_bytes(4, "big") + ask)
+        if kind in ("no word", "no Hello"):
+            _, word = greeting_and_word(secure.recv(2**10).rstrip())
+            messages = [own.answer(read_challenge(word), secure.getpeercert(True)), encode(Ask())]
+            for message in messages[: 1 + (kind == "no Hello")]:
+                secure.sendall(len(message).to_bytes(4, "big") + message)
         return secure
     except (ssl.SSLError, ConnectionError):  # there was no room for it
         return plain
@@ -103,18 +112,18 @@ def joined(port, folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_clients_join_and_vote_while_silent_connections_are_open(port, folder, context, kind):
+def test_clients_join_and_vote_while_silent_connections_are_open(port, folder, context, own, kind):
     with ExitStack() as stack:
         for _ in range(SILENT):
-            silent(stack, port, context, kind)
+            silent(stack, port, context, own, kind)
         assert refusal(f"127.0.0.1:{port}", folder / "alice") is None
         assert joined(port, folder) == [5] * len(NAMES)
 
 
-def test_a_connection_that_never_speaks_is_cut(port, context):
+def test_a_connection_that_never_speaks_is_cut(port, context, own):
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        for kind in KINDS[:4]:
-            selector.register(connection := silent(stack, port, context, kind), selectors.EVENT_READ)
+        for kind in KINDS[:5]:
+            selector.register(connection := silent(stack, port, context, own, kind), selectors.EVENT_READ)
             connection.settimeout(GIVE_UP)
         while selector.get_map():
             ready = selector.select(GIVE_UP)
@@ -162,3 +171,26 @@ def test_what_is_killed_after_the_handshake_has_refused_nobody(folder):
             served = threads.submit(serve)
             assert refusal(f"127.0.0.1:{listening.getsockname()[1]}", folder / "alice") is None
             served.result()
+
+
+def test_who_is_silent_hears_that_the_federator_is_there_until_it_is_given_up(monkeypatch):
+    """One timer is for all streams."""
+    for module, name, seconds in ((streams, "BEAT", 0.1), (channel, "BEAT", 0.1), (channel, "SILENCE", 1.0)):
+        monkeypatch.setattr(module, name, seconds)
+
+    async def play():
+        federator = Federator(Settings.of(recipe()), Memory())
+        port = await federator.start("127.0.0.1:0")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GREETING + b"\n")
+        said = await reader.read()
+        writer.close()
+        federator.stop("enough")
+        await federator.close()
+        return said
+
+    said = asyncio.run(play())
+    assert said.startswith(GREETING + b"\n")
+    beats = said.removeprefix(GREETING + b"\n")
+    assert len(beats) >= 8
+    assert not any(beats)

@@ -4,6 +4,7 @@ The bytes of version 1 are what its own code sent.
 """
 
 import asyncio
+import ssl
 
 import grpc
 import grpc.aio
@@ -41,8 +42,8 @@ INVITATION = b':\x81\x04\x08\x01\x12\xfc\x03{"agreement": {"batch": 16, "byzanti
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (ASK, "this federator speaks version 2 of the protocol, not 1"),
-        (HELLO, "it speaks version 1 of the protocol: this federator speaks 2"),
+        (ASK, "this federator speaks version 3 of the protocol, not 1"),
+        (HELLO, "it speaks version 1 of the protocol: this federator speaks 3"),
     ],
     ids=["ask", "hello"],
 )
@@ -65,7 +66,7 @@ def test_messages_of_version_1_are_answered_with_a_sentence(data, sentence):
     ("answer", "sentence"),
     [
         (BYE, "the federator refuses this client: this federator speaks version 1 of the protocol, not 2"),
-        (INVITATION, "the federator speaks version 1 of the protocol, and this client 2: both need the same cyber0"),
+        (INVITATION, "the federator speaks version 1 of the protocol, and this client 3: both need the same cyber0"),
     ],
     ids=["bye", "invitation"],
 )
@@ -106,7 +107,7 @@ def test_a_client_that_speaks_grpc_is_told_so(folder, tls):
         await federator.close()
         return told
 
-    sentence = "this federator speaks version 2 of the protocol, not 1: both need the same cyber0"
+    sentence = "this federator speaks version 3 of the protocol, not 1: both need the same cyber0"
     assert asyncio.run(run()) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
 
 
@@ -131,7 +132,7 @@ def test_a_federator_that_speaks_grpc_is_refused(folder, tls):
         finally:
             await server.stop(0)
 
-    sentence = "the federator speaks version 1 of the protocol, and this client 2: both need the same cyber0"
+    sentence = "the federator speaks version 1 of the protocol, and this client 3: both need the same cyber0"
     with pytest.raises(Refused, match=sentence):
         asyncio.run(run())
 
@@ -140,14 +141,56 @@ def test_another_version_of_the_greeting_is_answered_with_ours():
     async def run():
         federator = Federator(Settings.of(recipe()), Memory())
         reader, writer = await asyncio.open_connection("127.0.0.1", await federator.start("127.0.0.1:0"))
-        writer.write(b"cyber0 3\n")
+        writer.write(b"cyber0 4 secret\n")
         said = await reader.read()
         writer.close()
         federator.stop("enough")
         await federator.close()
         return said
 
-    assert asyncio.run(run()) == b"cyber0 2\n"
+    assert asyncio.run(run()) == b"cyber0 3\n"
+
+
+# Version 2 spoke as version 3 does, and a client showed its certificate in the handshake
+
+
+def test_a_client_of_version_2_is_told_so(folder):
+    async def run():
+        federator = Federator(Settings.of(recipe()), Memory(), peer_name=peer_name)
+        port = await federator.start("127.0.0.1:0", server_credentials(folder))
+        context, own = ssl.create_default_context(cafile=folder / "ca.pem"), folder / "clients/client-0"
+        context.load_cert_chain(own / "cert.pem", own / "key.pem")
+        context.set_alpn_protocols(["cyber0/2", "h2"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        spoken = writer.get_extra_info("ssl_object").selected_alpn_protocol()
+        writer.write(b"cyber0 2\n")
+        said = await reader.read()
+        writer.close()
+        federator.stop("enough")
+        await federator.close()
+        return spoken, said
+
+    assert asyncio.run(run()) == ("cyber0/2", b"cyber0 3\n")  # of which it makes a sentence
+
+
+def test_a_federator_of_version_2_is_refused(folder):
+    context, own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), folder / "federator"
+    context.load_cert_chain(own / "cert.pem", own / "key.pem")
+    context.load_verify_locations(own / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["cyber0/2", "h2"])
+
+    async def run():
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+        port, credentials = server.sockets[0].getsockname()[1], channel_credentials(folder / "clients/client-0")
+        try:
+            await attend(f"127.0.0.1:{port}", lambda _: None, credentials=credentials, give_up=20)
+        finally:
+            server.close()
+
+    sentence = "the federator speaks version 2 of the protocol, and this client 3: both need the same cyber0"
+    with pytest.raises(Refused, match=sentence):
+        asyncio.run(run())
 
 
 def test_a_browser_is_told_what_the_port_is_for():

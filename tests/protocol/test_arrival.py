@@ -134,7 +134,7 @@ def test_a_layout_without_the_digest_it_is_sent_with_is_refused():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": 1}, "it speaks version 1 of the protocol: this federator speaks 2"),
+        ({"version": 1}, "it speaks version 1 of the protocol: this federator speaks 3"),
         ({"name": "eve"}, "it calls itself 'eve', but its certificate says 'ann'"),
         ({"commits": 2}, "it holds 2 commits, but only 1 rounds are decided"),
         ({"manifest": bytes(32)}, "its manifest is 0000000000000000: that of this run is"),

@@ -17,7 +17,7 @@ from cyber0.protocol.events import HangUp, Notice, Proposed
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.messages import Bye, Committed
 from cyber0.protocol.records import Ballot, Decision
-from cyber0.protocol.roster import Change, Roster, changes_from, changes_to_bytes
+from cyber0.protocol.roster import Change, Roster, canonical, changes_from, changes_to_bytes
 from cyber0.protocol.sqlite import File
 from cyber0.protocol.state import restored
 from cyber0.protocol.verify import verify
@@ -367,3 +367,20 @@ def test_a_client_with_a_new_key_votes_with_the_old_one_until_it_is_in_force():
     assert "and the roster has" in machine.sent("ann", Bye)[-1].reason
     machine.come("ann", stream=2, commits=2, key=KEYS["eve"])
     assert "ann" in machine.state.present
+
+
+# Bytes
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=9), unique=True, min_size=1))
+def test_a_roster_is_written_in_canonical_json(names):
+    """Whatever names there are, and though it is not written by a module for JSON as a whole."""
+    roster = Roster(tuple(names), tuple(b"" for _ in names), 0, 1, 9, (CHANGES["revoke"], CHANGES["admit"]))
+    fields = {
+        "byzantine": 0,
+        "clients": [[name, ""] for name in names],
+        "pending": [change.fields() for change in roster.pending],
+        "quorum": 1,
+        "rounds": 9,
+    }
+    assert roster.to_bytes() == canonical(fields)

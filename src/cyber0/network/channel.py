@@ -1,25 +1,43 @@
 """A channel: messages over a socket, with or without TLS, each as its length in four bytes, big-endian, and itself.
 
-Each side begins with a line, `cyber0 2`; a client's may have a token in it. Whoever has said nothing for some seconds
-sends an empty message, so that the other side knows that it is there. What waits to be written is bounded in bytes.
+Each side begins with a line, `cyber0 3`, the client first. A client's may have a token in it, and a federator's a
+challenge, which the client's first message must answer (`cyber0.network.authentication`). Whoever has said nothing for
+some seconds sends an empty message, so that the other side knows that it is there. What waits to be written is bounded
+in bytes.
 """
 
 import asyncio
 import socket
 import ssl
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address
-from typing import Never
+from selectors import EVENT_READ, EVENT_WRITE
+from typing import Protocol
 
+from cyber0.network.authentication import Authority, ClientCertificate
+from cyber0.network.poller import Poller
 from cyber0.protocol.messages import VERSION
 
-__all__ = ["GREETING", "ROOM", "Channel", "Credentials", "Peer", "address_of", "handshake", "host_and_port", "ready"]
+__all__ = [
+    "GREETING",
+    "ROOM",
+    "Channel",
+    "Credentials",
+    "Owner",
+    "Peer",
+    "address_of",
+    "greeting_and_word",
+    "handshake",
+    "host_and_port",
+    "ready",
+]
 
 GREETING = f"cyber0 {VERSION}".encode()
-PROTOCOLS = [GREETING.decode().replace(" ", "/"), "h2"]  # for TLS; version 1 spoke HTTP/2, and is told so
+PROTOCOLS = [GREETING.decode().replace(" ", "/"), "cyber0/2", "h2"]  # for TLS; who speaks an older one is told so
 LINE = 256  # bytes of a greeting, at most
 CHUNK = 2**14  # bytes that are read at a time: a record of TLS has no more
 ROOM = 2**22  # bytes that may wait for the other side, besides a catch-up: some are slow, and none may fill the memory
@@ -28,98 +46,149 @@ BEAT, SILENCE = 10.0, 40.0  # seconds until an empty message is sent, and until 
 BEATS = 1024  # empty messages from one beat to the next, at most: more than one come where some have waited
 GRACE = 2.0  # seconds that the other side has to take the last messages
 
+
+class _Buffer(threading.local):
+    """Room for what is read, one for each thread: new room for every message would leave holes in the memory."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(CHUNK))
+
+
+BUFFER = _Buffer()
 BLOCKED = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """How a side encrypts a channel; a client may show a token, too."""
+    """How a side encrypts a channel, and what a client shows: a certificate, or a token.
+
+    A federator with an `authority` asks every client for a certificate of it.
+    """
 
     context: ssl.SSLContext
     token: str = ""
+    own: ClientCertificate | None = None
+    authority: Authority | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end: its address, the certificate that it showed, in DER, and its token."""
+    """Who is at the other end: its address, and its token or the certificate that it proved to be its own.
+
+    The certificate is in DER, and `key` is its public key, as rosters have it.
+    """
 
     address: str
     certificate: bytes = b""
     token: str = ""
+    key: bytes = b""
+
+
+class Owner(Protocol):
+    """Whom a channel tells of what comes: one object, and not five functions, each of which takes memory."""
+
+    def greeted(self, line: bytes) -> bool:
+        """Take the other side's greeting, and return whether to go on."""
+        ...
+
+    def foreign(self, data: bytes) -> bytes:
+        """Take all that came so far from a side that does not speak cyber0; return all that is to be answered."""
+        ...
+
+    def received(self, message: bytes) -> None:
+        """Take a message."""
+        ...
+
+    def too_long(self, text: str) -> bool:
+        """Take a sentence where a message is longer than the limit; return whether it ends the channel itself.
+
+        Nothing more is received then in any case.
+        """
+        ...
+
+    def ended(self) -> None:
+        """Learn, once, that nothing more can be received."""
+        ...
 
 
 class Channel:
-    """A connection to another side, whose handshake is done.
+    """A connection to another side, whose handshake is done. `beat` is to be called every `BEAT` seconds.
 
     Args:
         sock: A socket that does not block.
-        received: A function that is called with each message.
-        ended: A function that is called once, when nothing more can be received.
+        owner: Who is told of what comes.
         limit: Bytes that a message may have.
         room: Bytes that may wait to be written; more than that make the channel full, and nothing more is written.
-        greeting: What this side begins with.
+        greeting: What this side begins with; to a side of another version it says no more than its own.
         answers: Whether the other side is to begin, as a client does.
-        greeted: A function that is called with the other side's greeting; it returns whether to go on.
-        foreign: A function that is called with all that came so far, where the other side does not speak cyber0; it
-            returns all that is to be answered to that.
-        too_long: A function that is called with a sentence where a message is longer than the limit; nothing more is
-            received then, and by default the channel is over.
+        poller: What tells it that the socket is ready; by default the running loop.
 
+    >>> class Sides:
+    ...     def __init__(self):
+    ...         self.said, self.over = [], asyncio.Event()
+    ...     def greeted(self, line):
+    ...         return line == GREETING
+    ...     def received(self, message):
+    ...         self.said.append(message)
+    ...     def ended(self):
+    ...         self.over.set()
     >>> async def example():
     ...     ours, theirs = socket.socketpair()
     ...     ours.setblocking(False), theirs.setblocking(False)
-    ...     said, over = [], asyncio.Event()
-    ...     channel = Channel(ours, print, lambda: None)
-    ...     other = Channel(theirs, said.append, over.set)
+    ...     channel, there = Channel(ours, Sides()), Sides()
+    ...     other = Channel(theirs, there)
     ...     channel.put(b"one")
     ...     channel.put_all([b"two", b"three"])
     ...     channel.end()
-    ...     await over.wait()
+    ...     await there.over.wait()
     ...     other.abort()
-    ...     return said
+    ...     return there.said
     >>> asyncio.run(example())
     [b'one', b'two', b'three']
 
     """
 
     __slots__ = (  # which take a fraction of the memory: there are thousands of channels
-        *("limit", "room", "sent", "waiting", "is_full", "is_ended", "is_over", "problem", "_socket", "_received"),
-        *("_ended", "_greeting", "_answers", "_greeted", "_foreign", "_answered", "_too_long", "_loop", "_fd"),
-        *("_items", "_rest", "_is_greeted", "_is_paused", "_is_writing", "_is_shut", "_is_deaf", "_beats"),
-        *("_heard", "_spoke", "_timer", "__weakref__"),
+        *("limit", "room", "sent", "waiting", "is_full", "is_ended", "is_over", "problem", "_socket", "_owner"),
+        *("_greeting", "_answers", "_answered", "_loop", "_fd", "_items", "_rest", "_is_greeted", "_is_paused"),
+        *("_is_writing", "_is_shut", "_is_deaf", "_beats", "_heard", "_spoke", "_poller", "_events"),
     )
 
     def __init__(
         self,
         sock: socket.socket,
-        received: Callable[[bytes], None],
-        ended: Callable[[], None],
+        owner: Owner,
         *,
         limit: int = 2**20,
         room: int = ROOM,
         greeting: bytes = GREETING,
         answers: bool = False,
-        greeted: Callable[[bytes], bool] = lambda line: line == GREETING,
-        foreign: Callable[[bytes], bytes] = lambda _: b"",
-        too_long: Callable[[str], None] | None = None,
+        poller: Poller | None = None,
     ) -> None:
         self.limit, self.room, self.sent, self.waiting = limit, room, 0, 0
         self.is_full, self.is_ended, self.is_over = False, False, False
         self.problem = ""  # why it is over, if the other side did not simply end it
-        self._socket, self._received, self._ended = sock, received, ended
-        self._greeting, self._answers, self._greeted = greeting + b"\n", answers, greeted
-        self._foreign, self._answered, self._too_long = foreign, 0, too_long or self._lose
+        self._socket, self._owner = sock, owner
+        self._greeting, self._answers, self._answered = greeting + b"\n", answers, 0
         self._loop = asyncio.get_running_loop()
         self._fd = sock.fileno()
         self._items: deque[bytes | Iterator[bytes]] | None = None  # what waits to be written
-        self._rest = bytearray()  # what was read of a message that is not whole
+        self._rest: bytearray | None = None  # what was read of a message that is not whole
         self._is_greeted, self._is_paused, self._is_writing = False, False, False
         self._is_shut, self._is_deaf, self._beats = False, False, 0
         self._heard = self._spoke = self._loop.time()
-        self._timer = self._loop.call_later(BEAT, self._beat)
-        self._loop.add_reader(self._fd, self._guard, self._read)
+        self._poller, self._events = poller, 0
+        self._watch()
         if not answers:
             self._write(self._greeting)
+
+    @property
+    def address(self) -> str:
+        """Where the other side is; empty if that is not known any longer."""
+        try:
+            return address_of(self._socket.getpeername())
+        except OSError:
+            return ""
 
     # What is written
 
@@ -210,10 +279,7 @@ class Channel:
         if wanted == self._is_writing or self.is_over:
             return
         self._is_writing = wanted
-        if wanted:
-            self._loop.add_writer(self._fd, self._guard, self._flush)
-        else:
-            self._loop.remove_writer(self._fd)
+        self._watch()
 
     # What is read
 
@@ -221,45 +287,52 @@ class Channel:
         """Give no more messages until `resume`."""
         if not self._is_paused and not self.is_over:
             self._is_paused = True
-            self._loop.remove_reader(self._fd)
+            self._watch()
 
     def resume(self) -> None:
         """Give messages again."""
         if self._is_paused and not self.is_over:
             self._is_paused = False
             self._heard = self._loop.time()
-            self._loop.add_reader(self._fd, self._guard, self._read)
+            self._watch()
             self._take(b"")
 
     def _read(self) -> None:
+        view = BUFFER.view
         try:
-            data = self._socket.recv(CHUNK)
+            size = self._socket.recv_into(view)
         except BLOCKED:
             return
         except OSError as error:
             self._lose(_why(error))
             return
-        if not data:
+        if not size:
             self._lose("")
         elif not (self._is_shut or self._is_deaf):
             self._heard = self._loop.time()
-            self._take(data)
+            self._take(bytes(view[:size]))
 
     def _take(self, data: bytes) -> None:
         """Give all messages that are whole."""
-        if self._is_greeted and not self._rest and int.from_bytes(data[:4], "big") == len(data) - 4 > 0:
+        if self._is_greeted and not self._rest and self.limit >= int.from_bytes(data[:4], "big") == len(data) - 4 > 0:
             self._give(data[4:])
             return
-        rest = self._rest
+        rest = self._rest if self._rest is not None else bytearray()
         rest += data
-        if not self._is_greeted and not self._greet(rest):
-            return
+        if self._is_greeted or self._greet(rest):
+            self._give_all(rest)
+        self._rest = rest if rest and not (self.is_over or self._is_deaf) else None  # an empty one takes memory, too
+
+    def _give_all(self, rest: bytearray) -> None:
+        """Give all messages that are whole, and leave the rest."""
         at = 0
         while len(rest) - at >= 4 and not (self._is_paused or self.is_over):
             size = int.from_bytes(rest[at : at + 4], "big")
             if size > self.limit:
                 self._is_deaf = True
-                self._too_long(f"a message of {size} bytes is too long: at most {self.limit} are allowed")
+                text = f"a message of {size} bytes is too long: at most {self.limit} are allowed"
+                if not self._owner.too_long(text):
+                    self._lose(text)
                 return
             if len(rest) - at < 4 + size:
                 break
@@ -287,10 +360,9 @@ class Channel:
         self._is_greeted = True
         rest[:] = after
         if self._answers:
-            self._write(self._greeting)
-        is_welcome = self._greeted(bytes(line))
-        self._greeted = self._foreign = _never  # so that what they hold can be freed
-        if not is_welcome:
+            self._write(self._greeting if greeting_and_word(bytes(line))[0] == GREETING else GREETING + b"\n")
+        self._greeting = b""
+        if not self._owner.greeted(bytes(line)):
             self._is_deaf = True
             self.end()
             return False
@@ -298,7 +370,7 @@ class Channel:
 
     def _answer(self, data: bytes) -> None:
         """Answer a side that does not speak cyber0, and end it in any case."""
-        answer = self._foreign(data) if len(data) <= CHUNK else b""
+        answer = self._owner.foreign(data) if len(data) <= CHUNK else b""
         if not answer:
             self._lose("what is there does not speak cyber0")
             return
@@ -309,42 +381,64 @@ class Channel:
 
     def _give(self, message: bytes) -> None:
         if not self.is_over:
-            self._received(message)
+            self._owner.received(message)
 
-    # The end
+    # When the socket is ready
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def ready(self, events: int) -> None:
         """Do what the socket is ready for; an error that nobody foresaw ends this channel, and no other."""
         try:
-            work()
+            if events & EVENT_READ and not (self._is_paused or self.is_over):
+                self._read()
+            if events & EVENT_WRITE and not self.is_over:
+                self._flush()
         except BaseException:
             self._lose("of an error")
             raise
 
-    def _beat(self) -> None:
+    def _watch(self) -> None:
+        """Say what the socket is to be ready for."""
+        reads, writes = not (self._is_paused or self.is_over), self._is_writing and not self.is_over
+        events, before = EVENT_READ * reads | EVENT_WRITE * writes, self._events
+        self._events = events
+        if events == before:
+            return
+        if self._poller is not None:
+            self._poller.watch(self._fd, self, events, before)
+            return
+        for event, add, remove in (
+            (EVENT_READ, self._loop.add_reader, self._loop.remove_reader),
+            (EVENT_WRITE, self._loop.add_writer, self._loop.remove_writer),
+        ):
+            if events & event and not before & event:
+                add(self._fd, self.ready, event)
+            elif before & event and not events & event:
+                remove(self._fd)
+
+    # The end
+
+    def beat(self) -> None:
+        """Show that this side is there, and give up another one of which nothing was heard."""
+        if self.is_over:
+            return
         now = self._loop.time()
         if now - self._heard > SILENCE and not self._is_paused:
             self._lose(f"nothing was heard of it for {SILENCE:g} seconds")
             return
-        if now - self._spoke >= BEAT:
+        if now - self._spoke >= BEAT / 2:  # at most three halves of a beat after the last word
             self.put(b"")
         self._beats = 0
-        if not self.is_over:
-            self._timer = self._loop.call_later(BEAT, self._beat)
 
     def _lose(self, problem: str) -> None:
         if self.is_over:
             return
         self.is_over = self.is_ended = True
         self.problem = self.problem or problem
-        self._timer.cancel()
-        self._items = None
-        self._rest.clear()  # a timer may keep this channel for some seconds
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
+        self._items = self._rest = None  # a timer may keep this channel for some seconds
+        self._watch()
         with suppress(OSError):
             self._socket.close()
-        self._loop.call_soon(self._ended)  # not within what somebody does who writes to many channels
+        self._loop.call_soon(self._owner.ended)  # not within what somebody does who writes to many channels
 
 
 async def handshake(sock: ssl.SSLSocket) -> None:
@@ -376,8 +470,15 @@ async def ready(sock: socket.socket, to: str = "read") -> None:
         (loop.remove_reader if to == "read" else loop.remove_writer)(fd)
 
 
-def _never(_: bytes) -> Never:
-    raise AssertionError("a channel is greeted once")
+def greeting_and_word(line: bytes) -> tuple[bytes, str]:
+    """Return the greeting in a line, and the token or challenge after it, if there is one.
+
+    >>> greeting_and_word(b"cyber0 3 secret"), greeting_and_word(b"cyber0 3")
+    ((b'cyber0 3', 'secret'), (b'cyber0 3', ''))
+    """
+    name, _, rest = line.partition(b" ")
+    version, _, word = rest.partition(b" ")
+    return name + b" " + version, word.decode(errors="replace")
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:

@@ -5,15 +5,16 @@ import os
 import socket
 import ssl
 from collections import deque
-from typing import Any
 
 from cyber0.errors import InvalidConfig, Refused, Unreachable
+from cyber0.network.authentication import ClientCertificate, read_challenge
 from cyber0.network.channel import (
+    BEAT,
     GREETING,
-    PROTOCOLS,
     ROOM,
     Channel,
     Credentials,
+    greeting_and_word,
     handshake,
     host_and_port,
 )
@@ -27,21 +28,28 @@ TIMEOUT = 20.0  # seconds for a connection, and for its handshake
 
 
 class ClientChannel:
-    """A channel to a federator. `put` and `end` are those of a `Channel`."""
+    """A channel to a federator. `put` and `end` are those of a `Channel`.
 
-    def __init__(self, sock: socket.socket, *, limit: int, token: str) -> None:
+    `own` answers the federator's challenge, if it has one; `federator` is the certificate that it showed, in DER.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        limit: int,
+        token: str,
+        own: ClientCertificate | None = None,
+        federator: bytes = b"",
+    ) -> None:
+        self._own, self._federator, self._is_greeted = own, federator, False
         self._messages: deque[bytes] = deque()
         self._waiting = 0  # bytes
         self._more = asyncio.Event()
         self._refusal = ""
-        self.channel = Channel(
-            *(sock, self._received, self._more.set),
-            limit=limit,
-            room=max(ROOM, 4 * limit),
-            greeting=GREETING + (f" {token}".encode() if token else b""),
-            greeted=self._greeted,
-            foreign=self._foreign,
-        )
+        greeting = GREETING + (f" {token}".encode() if token else b"")
+        self.channel = Channel(sock, self, limit=limit, room=max(ROOM, 4 * limit), greeting=greeting)
+        asyncio.get_running_loop().call_later(BEAT, self._beat)
 
     @property
     def is_full(self) -> bool:
@@ -51,6 +59,12 @@ class ClientChannel:
     def put(self, data: bytes) -> None:
         """Write a message after all that waits."""
         self.channel.put(data)
+
+    async def begun(self) -> None:
+        """Wait until the federator has greeted, and its challenge is answered."""
+        while not self._is_greeted and not self.channel.is_over:
+            self._more.clear()
+            await self._more.wait()
 
     async def read(self) -> list[bytes]:
         """Return the messages that have come, at least one; none at the end of the channel."""
@@ -77,22 +91,55 @@ class ClientChannel:
         self._waiting = 0
         self.channel.resume()
 
-    def _received(self, message: bytes) -> None:
+    def _beat(self) -> None:
+        if not self.channel.is_over:
+            self.channel.beat()
+            asyncio.get_running_loop().call_later(BEAT, self._beat)
+
+    # What the channel tells
+
+    def received(self, message: bytes) -> None:
+        """Keep a message until it is read."""
         self._messages.append(message)
         self._waiting += len(message)
         if len(self._messages) >= WAITING or self._waiting >= self.channel.limit:
             self.channel.pause()
         self._more.set()
 
-    def _greeted(self, line: bytes) -> bool:
-        if line != GREETING:
-            self._refusal = _other_version(printable(line[7:].decode(errors="replace")[:20]))
-        return line == GREETING
+    def greeted(self, line: bytes) -> bool:
+        """Take the federator's greeting, and answer its challenge if it has one."""
+        self._is_greeted = True
+        self._more.set()
+        greeting, word = greeting_and_word(line)
+        if greeting != GREETING:
+            self._refusal = _other_version(printable(greeting[7:].decode(errors="replace")[:20]))
+        elif word:
+            self._answer(read_challenge(word))
+        return not self._refusal
 
-    def _foreign(self, data: bytes) -> bytes:
+    def _answer(self, challenge: bytes) -> None:
+        """Answer the federator's challenge, before all other messages."""
+        if self._own is None:
+            self._refusal = "the federator asks for a certificate: give --tls DIR (see cyber0 keys)"
+        elif not challenge:
+            self._refusal = "what answers greets as no federator does"
+        else:
+            self.channel.put(self._own.answer(challenge, self._federator))
+
+    def foreign(self, data: bytes) -> bytes:
+        """Recognise a federator of version 1."""
         if data[3:4] in (b"\x04", b"\x07"):  # a frame of HTTP/2: settings, or a farewell
             self._refusal = _other_version("1")
         return b""
+
+    def too_long(self, text: str) -> bool:
+        """Let the channel end with the sentence."""
+        del text
+        return False
+
+    def ended(self) -> None:
+        """Wake who waits."""
+        self._more.set()
 
 
 def _other_version(version: str) -> str:
@@ -113,16 +160,30 @@ async def connect(address: str, credentials: Credentials | None, *, limit: int) 
         raise InvalidConfig(f"address = {address!r}: give a host and a port, such as federator.example.org:7360")
     try:
         async with asyncio.timeout(TIMEOUT):
-            sock = await _connected(*where)
-            if credentials is not None:
-                sock = await _encrypted(sock, credentials.context, where[0])
+            return await _opened(*where, credentials, limit)
     except TimeoutError:
         raise Unreachable(f"no answer within {TIMEOUT:g} seconds") from None
     except ssl.SSLError as error:
         raise Unreachable(_tls_problem(error)) from None
     except OSError as error:
         raise Unreachable(error.strerror or str(error)) from None
-    return ClientChannel(sock, limit=limit, token="" if credentials is None else credentials.token)
+
+
+async def _opened(host: str, port: int, credentials: Credentials | None, limit: int) -> ClientChannel:
+    """Return a channel on which messages can be put; with a certificate, after the federator's challenge."""
+    sock = await _connected(host, port)
+    if credentials is None:
+        return ClientChannel(sock, limit=limit, token="")
+    secure = await _encrypted(sock, credentials.context, host)
+    shown = secure.getpeercert(True) or b""
+    channel = ClientChannel(secure, limit=limit, token=credentials.token, own=credentials.own, federator=shown)
+    if credentials.own is not None:
+        try:
+            await channel.begun()
+        except BaseException:
+            channel.channel.abort()
+            raise
+    return channel
 
 
 async def _connected(host: str, port: int) -> socket.socket:
@@ -145,12 +206,12 @@ async def _connected(host: str, port: int) -> socket.socket:
     raise problem
 
 
-async def _encrypted(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
-    secure: Any = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+async def _encrypted(sock: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
+    secure = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
     try:
         await handshake(secure)
-        if secure.selected_alpn_protocol() == PROTOCOLS[1]:
-            raise Refused(_other_version("1"))
+        if older := {"cyber0/2": "2", "h2": "1"}.get(secure.selected_alpn_protocol() or ""):
+            raise Refused(_other_version(older))
     except BaseException:
         secure.close()
         raise

@@ -16,9 +16,15 @@ MAX_MESSAGES = 64  # of a client in one round: an honest one sends two or three
 class Outlet(Protocol):
     """What messages to a client are given to: a `cyber0.network.channel.Channel`."""
 
+    limit: int  # bytes of a message from the client
     sent: int
     is_full: bool
     is_ended: bool
+
+    @property
+    def address(self) -> str:
+        """Where the other side is."""
+        ...
 
     def put(self, data: bytes) -> None:
         """Write a message after all that waits."""
@@ -32,6 +38,9 @@ class Outlet(Protocol):
     def abort(self) -> None:
         """End it at once."""
 
+    def beat(self) -> None:
+        """Do what is to be done every `BEAT` seconds."""
+
 
 @dataclass(eq=False, slots=True)
 class Connection:
@@ -39,7 +48,6 @@ class Connection:
 
     number: int
     outlet: Outlet
-    address: str = ""  # where it comes from
     client: str | None = None
     certificate: bytes = b""
     key: bytes = b""  # of the certificate
@@ -47,6 +55,11 @@ class Connection:
     round: int = -1
     messages: int = 0
     has_spoken: bool = False
+
+    @property
+    def address(self) -> str:
+        """Where it comes from."""
+        return self.outlet.address
 
     def end(self, bye: Bye) -> None:
         """Send a Bye and end the stream; a client that does not read it is cut off after some seconds."""

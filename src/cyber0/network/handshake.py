@@ -1,13 +1,17 @@
-"""Why a TLS handshake with a federator fails, in words that say what to do."""
+"""Why a federator does not let a client in, or a client a federator, in words that say what to do."""
 
 import socket
 import ssl
 from contextlib import suppress
 from pathlib import Path
 
-from cyber0.errors import InvalidKeys
-from cyber0.network.channel import GREETING, PROTOCOLS, host_and_port
+from cyber0.errors import InvalidKeys, RejectedMessage
+from cyber0.network.authentication import ClientCertificate, read_challenge
+from cyber0.network.channel import GREETING, LINE, PROTOCOLS, Credentials, greeting_and_word, host_and_port
 from cyber0.network.keys import channel_credentials
+from cyber0.printable import printable
+from cyber0.protocol.codec import LIMIT, decode_from_federator, encode
+from cyber0.protocol.messages import Ask, Bye
 
 __all__ = ["refusal", "speaks_tls"]
 
@@ -15,19 +19,19 @@ OTHER_NAME = (62, 64)  # OpenSSL's codes for a host and for an address that the 
 
 
 def refusal(address: str, folder: Path, timeout: float = 5.0) -> str | None:
-    """Return why the handshake of a client with this folder of keys fails at an address; None if it succeeds.
+    """Return why a client with this folder of keys is not let in at an address; None if it is.
 
-    It opens a connection of its own and ends it after the handshake. None, too, if nobody answers, or what answers
-    hangs up without a word, as a federator does that has no room at the moment: it may answer later.
+    It opens a connection of its own, answers the federator's challenge, and ends it. None, too, if nobody answers, or
+    what answers hangs up without a word, as a federator does that has no room at the moment: it may answer later.
 
     >>> refusal("localhost:1", Path("no/such/folder"))
     'cannot read no/such/folder/ca.pem: No such file or directory'
     """
     try:
-        channel_credentials(folder)
+        credentials = channel_credentials(folder)
         host, port = _host_and_port(address)
         with socket.create_connection((host, port), timeout) as plain:
-            return _handshake(_context(folder), plain, address, folder)
+            return _handshake(credentials, plain, address, folder)
     except InvalidKeys as error:
         return str(error)
     except OSError:
@@ -47,7 +51,7 @@ def speaks_tls(address: str, timeout: float = 5.0) -> bool:
     try:
         with socket.create_connection((host, port), timeout) as plain, context.wrap_socket(plain):
             return True
-    except ssl.SSLError as error:  # one that asks for our certificate may end it early
+    except ssl.SSLError as error:  # such as of one that speaks other versions of TLS
         return error.reason not in (
             None,
             "WRONG_VERSION_NUMBER",
@@ -58,16 +62,12 @@ def speaks_tls(address: str, timeout: float = 5.0) -> bool:
         return False
 
 
-def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, folder: Path) -> str | None:
+def _handshake(credentials: Credentials, plain: socket.socket, address: str, folder: Path) -> str | None:
     host, _ = _host_and_port(address)
-    refused = (
-        f"the federator at {address} refuses {folder / 'cert.pem'}: it must be a client's, made by cyber0 "
-        "keys sign on the operator's machine, and not expired by the federator's clock"
-    )
     try:
-        with context.wrap_socket(plain, server_hostname=host) as encrypted:
-            encrypted.sendall(GREETING + b"\n")
-            encrypted.recv(1)  # in TLS 1.3 a server looks at a client's certificate after the client is done
+        with credentials.context.wrap_socket(plain, server_hostname=host) as encrypted:
+            reason = credentials.own and _refused(encrypted, credentials.own)
+            return reason and f"the federator at {address} refuses {folder / 'cert.pem'}: {printable(reason)}"
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in OTHER_NAME:
             return (
@@ -78,15 +78,31 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, address: str, fold
             f"what answers at {address} is no federator of the authority in {folder / 'ca.pem'}: {error.verify_message}"
         )
     except (ssl.SSLError, ConnectionError) as error:
-        if "CERTIFICATE" in (reason := getattr(error, "reason", None) or "") or "UNKNOWN_CA" in reason:
-            return refused
         if isinstance(error, ssl.SSLEOFError | ConnectionError) and not _speaks_plainly(address):
             return None
         return (
             f"what answers at {address} does not speak TLS as a federator does: is the port right, and was the "
             "federator started with --tls?"
         )
-    return None  # also if it hung up: a server that refuses a certificate says so
+
+
+def _refused(encrypted: ssl.SSLSocket, own: ClientCertificate) -> str | None:
+    """Return why a federator refuses a client's certificate; None if it does not, or hangs up without a word."""
+    with encrypted.makefile("rwb") as stream:
+        stream.write(GREETING + b"\n")
+        stream.flush()
+        greeting, word = greeting_and_word(stream.readline(LINE).rstrip(b"\n"))
+        if greeting != GREETING or not (challenge := read_challenge(word)):
+            return None
+        for message in (own.answer(challenge, encrypted.getpeercert(True) or b""), encode(Ask())):
+            stream.write(len(message).to_bytes(4, "big") + message)
+        stream.flush()
+        size = int.from_bytes(stream.read(4), "big")
+        try:
+            said = decode_from_federator(stream.read(min(size, LIMIT)))
+        except RejectedMessage:  # it ended too early
+            return None
+    return said.reason if isinstance(said, Bye) else None
 
 
 def _speaks_plainly(address: str, timeout: float = 5.0) -> bool:
@@ -96,13 +112,6 @@ def _speaks_plainly(address: str, timeout: float = 5.0) -> bool:
         plain.sendall(GREETING + b"\n")
         return plain.recv(len(GREETING)).startswith(GREETING[:6])
     return False
-
-
-def _context(folder: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=folder / "ca.pem")
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    context.set_alpn_protocols(PROTOCOLS)
-    return context
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from cyber0.errors import InvalidKeys
 from cyber0.network import certificates
+from cyber0.network.authentication import Authority, ClientCertificate
 from cyber0.network.certificates import (
     LOOPBACK,
     Pair,
@@ -34,6 +35,7 @@ from cyber0.network.key_files import (
     certificate,
     check_issued,
     check_valid,
+    client_key,
     expires_soon,
     make_folder,
     pair,
@@ -153,7 +155,7 @@ def read_authority(keys: Path) -> Pair:
 
 
 def server_credentials(folder: Path) -> Credentials:
-    """Return the federator's credentials: every client must present a certificate of its authority.
+    """Return the federator's credentials: every client must show a certificate of its authority.
 
     `folder` is what `init` was given, or the `federator` folder in it.
 
@@ -165,14 +167,13 @@ def server_credentials(folder: Path) -> Credentials:
     _check_folder(folder, NEW_FEDERATOR)
     if not is_for_federator(certificate(folder / "cert.pem")):
         raise InvalidKeys(f"{folder / 'cert.pem'} is a client's: give the folder made by cyber0 keys init")
-    context = server_context(folder / "cert.pem", folder / "key.pem")
-    context.load_verify_locations(folder / "ca.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    return Credentials(context)
+    own = certificate(folder / "cert.pem").public_bytes(Encoding.DER)
+    authority = Authority(certificate(folder / "ca.pem"), own)
+    return Credentials(server_context(folder / "cert.pem", folder / "key.pem"), authority=authority)
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS of a server with a certificate and a key, which asks clients for none."""
+    """Return the TLS of a server with a certificate and a key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # nobody resumes a session, and each would take memory
@@ -198,9 +199,10 @@ def channel_credentials(folder: Path) -> Credentials:
     cyber0.errors.InvalidKeys: cannot read no/such/folder/ca.pem: No such file or directory
     """
     _check_folder(folder, NEW_CLIENT)
-    context = client_context(read(folder / "ca.pem").decode())
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return Credentials(context)
+    own = certificate(folder / "cert.pem").public_bytes(Encoding.DER)
+    return Credentials(
+        client_context(read(folder / "ca.pem").decode()), own=ClientCertificate(own, client_key(folder / "key.pem"))
+    )
 
 
 def expiring(folder: Path) -> list[str]:

@@ -11,10 +11,10 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from cyber0.errors import InvalidConfig
-from cyber0.network.channel import Peer, address_of, handshake, host_and_port
+from cyber0.network.channel import handshake, host_and_port
 
 __all__ = ["STRANGERS", "Listener", "collect_rarely", "descriptors", "raise_limit", "too_few"]
 
@@ -27,12 +27,17 @@ RARELY = 20_000, 50, 100  # the thresholds of `gc`
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+class Speaker(Protocol):
+    """Who is at the other end of a connection."""
+
+    has_spoken: bool
+
+
 class Listener:
     """Where a federator listens.
 
     Args:
-        opened: A function that is called with the socket of a connection whose handshake is done, with who is there and
-            the number of the connection.
+        opened: A function that is called with the socket of a connection whose handshake is done, and its number.
         context: That of TLS; None for connections that are not encrypted.
         strangers: How many connections may be those of strangers.
 
@@ -40,7 +45,7 @@ class Listener:
 
     def __init__(
         self,
-        opened: Callable[[socket.socket, Peer, int], None],
+        opened: Callable[[socket.socket, int], None],
         context: ssl.SSLContext | None = None,
         strangers: int = STRANGERS,
     ) -> None:
@@ -48,6 +53,8 @@ class Listener:
         self.cut = 0  # connections of strangers that were cut to make room
         self._sockets: list[socket.socket] = []
         self._strangers: dict[int, Callable[[], object]] = {}
+        self._watched: dict[int, tuple[float, Speaker]] = {}  # until when they are to speak
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = 0
 
@@ -85,20 +92,35 @@ class Listener:
             task.cancel()
         for cut in list(self._strangers.values()):
             cut()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def know(self, number: int) -> None:
         """Count a connection as that of a stranger no longer."""
         self._strangers.pop(number, None)
+        self._watched.pop(number, None)
 
-    def watch(self, number: int, cut: Callable[[], object], is_silent: Callable[[], bool]) -> None:
-        """Count a connection as that of a stranger, which can be cut, and is if it is silent for too long."""
+    def watch(self, number: int, cut: Callable[[], object], who: Speaker) -> None:
+        """Count a connection as that of a stranger, which can be cut, and is if it has not spoken for too long."""
         self._strangers[number] = cut
-        asyncio.get_running_loop().call_later(SECONDS, self._look_after, number, is_silent)
+        self._watched[number] = asyncio.get_running_loop().time() + SECONDS, who
+        if self._timer is None:
+            self._look_again()
 
-    def _look_after(self, number: int, is_silent: Callable[[], bool]) -> None:
-        cut = self._strangers.get(number)
-        if cut is not None and is_silent():
-            cut()
+    def _look_after(self) -> None:
+        """Cut strangers that have not spoken in time; those who came first are the first."""
+        self._timer, now = None, asyncio.get_running_loop().time()
+        while self._watched and (number := next(iter(self._watched))) and self._watched[number][0] <= now:
+            _, who = self._watched.pop(number)
+            cut = self._strangers.get(number)
+            if cut is not None and not who.has_spoken:
+                cut()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._watched:
+            until, _ = next(iter(self._watched.values()))
+            self._timer = asyncio.get_running_loop().call_at(until, self._look_after)
 
     def _listen(self, sock: socket.socket) -> None:
         if sock.fileno() >= 0:
@@ -107,7 +129,7 @@ class Listener:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(AT_ONCE):
             try:
-                sock, name = listening.accept()
+                sock, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -117,13 +139,13 @@ class Listener:
                     loop.call_later(1.0, self._listen, listening)
                 return
             is_crowded = self._make_room()
-            self._begin(sock, address_of(name))
+            self._begin(sock)
             if is_crowded:  # let go of those that are cut before the next one
                 return
 
-    def _begin(self, sock: socket.socket, address: str) -> None:
+    def _begin(self, sock: socket.socket) -> None:
         self._count += 1
-        task = asyncio.ensure_future(self._open(sock, address, self._count))
+        task = asyncio.ensure_future(self._open(sock, self._count))
         self._strangers[self._count] = task.cancel
         self._tasks.add(task)
 
@@ -143,16 +165,14 @@ class Listener:
             self._strangers.pop(number)()
         return is_crowded
 
-    async def _open(self, sock: socket.socket, address: str, number: int) -> None:
+    async def _open(self, sock: socket.socket, number: int) -> None:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            certificate = b""
             if self.context is not None:
                 sock = secure = self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
                 async with asyncio.timeout(SECONDS):
                     await handshake(secure)
-                certificate = secure.getpeercert(True) or b""
         except (OSError, ValueError):  # it is gone, too slow, or speaks something else; a client says why
             self._let_go(sock, number)
             return
@@ -161,7 +181,7 @@ class Listener:
             sock.close()
             raise
         self._strangers.pop(number, None)
-        self.opened(sock, Peer(address, certificate), number)
+        self.opened(sock, number)
 
     def _let_go(self, sock: socket.socket, number: int) -> None:
         """End a connection so that the other side can read why its handshake failed."""

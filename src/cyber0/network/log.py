@@ -7,7 +7,8 @@ it came meanwhile. So a client that lies in every round fills no disk.
 import json
 import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -68,6 +69,9 @@ class Repeat:
     count: int = 0
 
 
+NONE: Mapping[str, Repeat] = {}
+
+
 class Repeats:
     """Which notices are shown: the first at once, the same again at growing intervals, with a count.
 
@@ -85,7 +89,8 @@ class Repeats:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
-        self._known: dict[str, dict[str, Repeat]] = {}
+        self._known: dict[str, dict[str, Repeat]] = {}  # by kind, of which there are few, and client
+        self._kinds = Counter[str]()  # how many kinds there are of each client
 
     def shown(self, said: Said, *, known: bool = True) -> Said | None:
         """Return what is to be shown of a notice now: the notice, perhaps with a count, or None.
@@ -93,16 +98,17 @@ class Repeats:
         All clients that are not `known` count as one: they choose their names themselves.
         """
         now = self.now()
-        kinds = self._known.setdefault(said.client if known else "", {})
+        client = said.client if known else ""
         kind = VARYING.sub("#", said.replace(said.client, "#") if said.client else str(said))
-        repeat = kinds.get(kind)
-        if repeat is None and len(kinds) >= KINDS:
-            self._forget(kinds, now)
-            if len(kinds) >= KINDS:  # as many as this differ by design
+        repeat = self._known.get(kind, NONE).get(client)
+        if repeat is None and self._kinds[client] >= KINDS:
+            self._forget(client, now)
+            if self._kinds[client] >= KINDS:  # as many as this differ by design
                 kind = ""
-                repeat = kinds.get(kind)
+                repeat = self._known.get(kind, NONE).get(client)
         if repeat is None:
-            kinds[kind] = Repeat(now)
+            self._known.setdefault(kind, {})[client] = Repeat(now)
+            self._kinds[client] += 1
             return said
         repeat.count += 1
         passed = now - repeat.shown
@@ -115,9 +121,14 @@ class Repeats:
         repeat.pause = min(2 * repeat.pause, LONGEST)
         return said.saying(f"{said} ({count:,} times in {duration(passed)})")
 
-    def _forget(self, kinds: dict[str, Repeat], now: float) -> None:
-        for kind in [kind for kind, repeat in kinds.items() if now - repeat.shown > 2 * repeat.pause]:
-            del kinds[kind]
+    def _forget(self, client: str, now: float) -> None:
+        for kind, clients in list(self._known.items()):
+            repeat = clients.get(client)
+            if repeat is not None and now - repeat.shown > 2 * repeat.pause:
+                del clients[client]
+                self._kinds[client] -= 1
+                if not clients:
+                    del self._known[kind]
 
 
 def counting(notice: Callable[[Said], None]) -> Callable[[str], None]:

@@ -445,6 +445,12 @@ class Federator:
                 connection, Bye("its key is not that of its certificate: sign with that one", final=True)
             )
             return
+        if (place := self.state.who.places.get(client)) is not None:
+            client = self.state.who.names[place]  # one object, and not two that are equal
+        if connection.client is not None:
+            connection.client = client
+        if connection.key:
+            hello = replace(hello, key=connection.key)
         connection.stream = connection.stream or ClientStream(client, connection.number)
         if client in self.tally.clients:
             self.streams.know(connection)
@@ -452,6 +458,7 @@ class Federator:
         head = self.ledger.head_at(hello.commits).link if known else b""
         if connection.certificate:
             self._certificates[client] = connection.certificate
+            connection.certificate = b""  # it is kept in the ledger, and takes memory
         self._note_takeover(client, connection)
         self._step(Arrived(connection.stream, hello, head or b""))
         self._certify(client)
@@ -550,10 +557,9 @@ class Federator:
 
     def _record_identity(self, effect: RecordIdentity) -> None:
         self.ledger.found(effect.identity)
-        if self.certificate:
-            self.ledger.certify(self.certificate)
-        for client in list(self._certificates):
-            self._certify(client)
+        known = [self.certificate] if self.certificate else []
+        self.ledger.certify(*known, *self._certificates.values())
+        self._certificates.clear()
 
     def _evaluated(self, effect: Evaluated) -> None:
         self.tally.clients[effect.client].evaluation = effect.evaluation

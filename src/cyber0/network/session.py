@@ -367,8 +367,9 @@ class _Session:
             return printable(str(error))
         try:
             return await self._talk(channel)
-        except (RejectedMessage, EOFError):
-            return printable(channel.channel.problem) or "the stream has ended"
+        except (RejectedMessage, EOFError) as error:
+            said = str(error) if isinstance(error, EOFError) else ""
+            return printable(said or channel.channel.problem) or "the stream has ended"
         finally:
             channel.channel.abort()
 
@@ -391,8 +392,10 @@ class _Session:
         channel.put(encode(Ask(client=self.name)))
         for data in await channel.read():
             message = decode_from_federator(data, self._limit)
-            if isinstance(message, Bye) and message.final:
-                raise Refused(f"the federator refuses this client: {printable(message.reason)}")
+            if isinstance(message, Bye):
+                if message.final:
+                    raise Refused(f"the federator refuses this client: {printable(message.reason)}")
+                raise EOFError(message.reason)
             if isinstance(message, Invitation):
                 break
             raise EOFError

@@ -4,17 +4,19 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from cryptography import x509
 
 from cyber0.errors import Cyber0Error
-from cyber0.network.channel import GREETING, ROOM, Channel, Credentials, Peer
+from cyber0.network.authentication import LONGEST as LONGEST_ANSWER
+from cyber0.network.authentication import Authority, OtherTime, new_challenge, read_challenge
+from cyber0.network.channel import BEAT, GREETING, ROOM, Channel, Credentials, Peer, greeting_and_word
 from cyber0.network.connection import Connection
 from cyber0.network.listener import STRANGERS, Listener, descriptors
 from cyber0.network.log import Level
 from cyber0.network.older import answer
+from cyber0.network.poller import Poller
 from cyber0.protocol.messages import Bye
 from cyber0.protocol.signing import PublicKey, encoded
 
@@ -22,10 +24,14 @@ __all__ = ["Streams", "key_of"]
 
 MAX_STREAMS = 3  # of one client: one is in use, and others may not have been noticed to be dead
 
+TURNS = 10  # in which streams beat
+
+TOGETHER = 256  # messages that are handled together, at most: each takes memory until they are
 FEW, MANY = 32, 64  # messages that came together, and that are waited for
 EACH, LONGEST = 5e-5, 0.01  # seconds that are waited for each of the latter, a quarter of its work, and at most
 
 Inbox = list[tuple[Connection, bytes]]
+NOWHERE: Any = None  # until there is a channel
 
 
 class Say(Protocol):
@@ -66,18 +72,34 @@ class Streams:
         self.limit, self.peer_name, self.certified, self.known = limit, peer_name, certified, known
         self._handle, self._ended, self._say, self._awaited = handle, ended, say, awaited
         self._open: dict[int, Connection] = {}
-        self._of: dict[str, list[Connection]] = {}  # by client, as the transport has authenticated it
+        self._of: dict[str, tuple[Connection, ...]] = {}  # by client, as the transport has authenticated it
         self._inbox: Inbox = []
+        self._room = max(ROOM, 4 * limit)
         self._listener: Listener | None = None
+        self._authority: Authority | None = None
+        self._poller: Poller | None = None
+        self._beats: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()  # no stream is left
 
     async def start(self, listen: str, credentials: Credentials | None, clients: int) -> int:
         """Listen at HOST:PORT, with room for so many clients, and return the port."""
+        self._authority = None if credentials is None else credentials.authority
         strangers = min(STRANGERS, descriptors() - 2 * clients)
         self._listener = Listener(
             self._opened, None if credentials is None else credentials.context, max(16, strangers)
         )
-        return await self._listener.start(listen)
+        port = await self._listener.start(listen)
+        self._poller = Poller()
+        self._beat(0)
+        return port
+
+    def _beat(self, turn: int) -> None:
+        """Let a tenth of all streams beat, once a second: a timer for each of them would take memory."""
+        for connection in list(self._open.values()):
+            if connection.number % TURNS == turn:
+                connection.outlet.beat()
+        loop = asyncio.get_running_loop()
+        self._beats = loop.call_later(BEAT / TURNS, self._beat, (turn + 1) % TURNS)
 
     async def close(self) -> None:
         """Take no more connections, and wait until those that are there have taken their last messages."""
@@ -85,6 +107,10 @@ class Streams:
             self._listener.stop()
         if self._open:
             await self._empty.wait()
+        if self._beats is not None:
+            self._beats.cancel()
+        if self._poller is not None:
+            self._poller.close()
 
     @property
     def open(self) -> Mapping[int, Connection]:
@@ -109,10 +135,12 @@ class Streams:
             self._listener.know(connection.number)
 
     def receive(self, connection: Connection, data: bytes) -> None:
-        """Take a message, to be handled with all that comes before the loop has its next turn."""
+        """Take a message, to be handled with those that come before the loop has its next turn."""
         if not self._inbox:
             asyncio.get_running_loop().call_soon(self.flush)
         self._inbox.append((connection, data))
+        if len(self._inbox) >= TOGETHER:
+            self.flush()
 
     def flush(self) -> None:
         """Handle all that has come."""
@@ -131,57 +159,72 @@ class Streams:
         """Forget a stream that is over."""
         self.flush()
         del self._open[connection.number]
-        if connection.client is not None and connection in (own := self._of.get(connection.client, [])):
-            own.remove(connection)
+        if connection.client is not None:
+            own = tuple(other for other in self._of.pop(connection.client, ()) if other is not connection)
+            if own:
+                self._of[connection.client] = own
         self.know(connection)
         if not self._open:
             self._empty.set()
         self._ended(connection)
 
-    def _opened(self, sock: socket.socket, peer: Peer, number: int) -> None:
+    def _opened(self, sock: socket.socket, number: int) -> None:
         """Take a connection whose handshake is done."""
-        served = _Served(self, peer)
-        outlet = Channel(
-            *(sock, served.received, served.ended),
-            limit=self.limit,
-            room=max(ROOM, 4 * self.limit),
+        challenge = "" if self._authority is None else new_challenge()
+        connection = _Served(self, number, challenge)
+        outlet = connection.outlet = Channel(
+            *(sock, connection),
+            limit=LONGEST_ANSWER if challenge else self.limit,
+            room=self._room,
             answers=True,
-            greeted=served.greeted,
-            foreign=answer,
-            too_long=served.too_long,
+            greeting=GREETING + f" {challenge}".rstrip().encode(),
+            poller=self._poller,
         )
-        connection = served.connection = Connection(number, outlet, peer.address)
         self.add(connection)
         if self._listener is not None:
-            self._listener.watch(number, outlet.abort, lambda: not connection.has_spoken)
+            self._listener.watch(number, outlet.abort, connection)
 
-    def greet(self, connection: Connection, peer: Peer, line: bytes) -> bool:
-        """Learn who is there, and return whether it speaks this version."""
-        greeting, _, token = line.rpartition(b" ") if line.count(b" ") > 1 else (line, b"", b"")
-        if greeting != GREETING:
-            return False
+    def greet(self, connection: Connection, line: bytes, challenge: str) -> bool:
+        """Take a greeting, and return whether it is of this version; who is not to answer a challenge is known then."""
+        greeting, token = greeting_and_word(line)
+        if greeting == GREETING and not challenge:
+            self._admit(connection, lambda: Peer(connection.address, token=token))
+        return greeting == GREETING
+
+    def prove(self, connection: Connection, answer: bytes, challenge: str) -> None:
+        """Take the answer to a challenge, by which a client is known."""
+        if (authority := self._authority) is None:
+            return
+        connection.outlet.limit = self.limit
+
+        def who() -> Peer:
+            certificate, key = authority.proved(answer, read_challenge(challenge))
+            return Peer(connection.address, certificate, key=key)
+
+        self._admit(connection, who)
+
+    def _admit(self, connection: Connection, who: Callable[[], Peer]) -> None:
+        """Learn who is there, or send it away."""
         try:
-            self._identify(connection, replace(peer, token=token.decode(errors="replace")))
+            self._identify(connection, who())
         except Cyber0Error as error:
-            connection.end(Bye(str(error), final=True))
-            return True
+            connection.end(Bye(str(error), final=not isinstance(error, OtherTime)))
+            return
         self._make_room(connection)
         if connection.client is not None and connection.client in self.known:
             self.know(connection)
-        return True
 
     def _identify(self, connection: Connection, peer: Peer) -> None:
         """Note what the transport knows of who is there."""
         connection.client = self.peer_name(peer) if self.peer_name else None
         if self.certified and peer.certificate:
-            connection.certificate, connection.key = peer.certificate, key_of(peer.certificate)
+            connection.certificate, connection.key = peer.certificate, peer.key
 
     def _make_room(self, connection: Connection) -> None:
         """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
         if connection.client is None:
             return
-        own = self._of.setdefault(connection.client, [])
-        own.append(connection)
+        own = self._of[connection.client] = *self._of.get(connection.client, ()), connection
         live = [other for other in own if not other.outlet.is_ended]
         if len(live) > MAX_STREAMS:
             self.dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
@@ -189,28 +232,34 @@ class Streams:
             other.outlet.abort()
 
 
-class _Served:
-    """What a channel tells of a stream. Its methods take less memory than as many functions within another."""
+class _Served(Connection):
+    """A stream that owns its channel: both in one object, as there are thousands."""
 
-    __slots__ = ("connection", "peer", "streams")
+    __slots__ = ("challenge", "streams")
 
-    connection: Connection
+    def __init__(self, streams: Streams, number: int, challenge: str) -> None:
+        super().__init__(number, NOWHERE)
+        self.streams, self.challenge = streams, challenge
 
-    def __init__(self, streams: Streams, peer: Peer) -> None:
-        self.streams, self.peer = streams, peer
-
-    def received(self, data: bytes) -> None:
-        self.streams.receive(self.connection, data)
+    def received(self, message: bytes) -> None:
+        if self.challenge:
+            challenge, self.challenge = self.challenge, ""
+            self.streams.prove(self, message, challenge)
+        else:
+            self.streams.receive(self, message)
 
     def ended(self) -> None:
-        self.streams.remove(self.connection)
+        self.streams.remove(self)
 
     def greeted(self, line: bytes) -> bool:
-        peer, self.peer = self.peer, Peer("")  # with its certificate, which is not needed twice
-        return self.streams.greet(self.connection, peer, line)
+        return self.streams.greet(self, line, self.challenge)
 
-    def too_long(self, text: str) -> None:
-        self.streams.dismiss(self.connection, Bye(text))
+    def foreign(self, data: bytes) -> bytes:
+        return answer(data)
+
+    def too_long(self, text: str) -> bool:
+        self.streams.dismiss(self, Bye(text))
+        return True
 
 
 def key_of(certificate: bytes) -> bytes:

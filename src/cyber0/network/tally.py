@@ -3,10 +3,10 @@
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cyber0.protocol.messages import Evaluation
-from cyber0.protocol.records import Decision
+from cyber0.protocol.records import Decision, Verdict
 
 __all__ = ["ClientTally", "Tally"]
 
@@ -17,17 +17,31 @@ WINDOW = 5.0  # seconds over which a rate is taken
 class ClientTally:
     """The verdicts on a client's votes, its bytes, its last evaluation and its final fingerprint."""
 
-    verdicts: Counter[str] = field(default_factory=Counter[str])
+    counted: int = 0
+    others: Counter[str] | None = None  # verdicts on votes that did not count
     reason: str = ""
     received: int = 0
     sent: int = 0
     evaluation: Evaluation | None = None
     fingerprint: int | None = None
 
+    def add(self, verdict: Verdict) -> None:
+        """Count one more vote."""
+        if verdict == "counted":
+            self.counted += 1
+        else:
+            self.others = self.others or Counter()
+            self.others[verdict] += 1
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """How many of its votes had which verdict."""
+        return Counter({"counted": self.counted} if self.counted else {}) + (self.others or Counter())
+
     @property
     def refused(self) -> int:
         """How many of its votes did not count."""
-        return self.verdicts.total() - self.verdicts["counted"]
+        return 0 if self.others is None else self.others.total()
 
 
 class Tally:
@@ -52,13 +66,13 @@ class Tally:
             self._times.popleft()
         for ballot in decision.ballots:
             seen = self.clients[ballot.client]
-            seen.verdicts[ballot.verdict] += 1
+            seen.add(ballot.verdict)
             if ballot.verdict != "counted":
                 seen.reason = f"{ballot.verdict}: {ballot.reason}"
 
     def share(self, name: str) -> float:
         """Return in what share of the rounds that were decided here a client's vote counted."""
-        return self.clients[name].verdicts["counted"] / max(1, self.rounds)
+        return self.clients[name].counted / max(1, self.rounds)
 
     @property
     def rate(self) -> float:

@@ -14,7 +14,7 @@ def check_version(version: int) -> None:
 
     >>> check_version(1)
     Traceback (most recent call last):
-    cyber0.errors.Refused: the federator speaks version 1 of the protocol, and this client 2: both need the same cyber0
+    cyber0.errors.Refused: the federator speaks version 1 of the protocol, and this client 3: both need the same cyber0
     """
     if version != VERSION:
         raise Refused(

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from immutables import Map
 
@@ -37,6 +38,8 @@ DIVERGED = "its weights differ from the majority's: it must replay from round 0"
 REVOKED = "it is revoked"
 REVOKING = "it is revoked as soon as that is written"  # it may come again if the federator dies before
 TAKEN = "another stream of this client took its place"
+ALIKE = ("manifest", "base", "meaning", "run", "head", "layout")
+SHORT = 2**16  # bytes: what a liar makes longer is not remembered
 REPLACED = "its key was replaced by another: join with the new one"
 
 
@@ -55,6 +58,7 @@ def arrive(state: State, event: Arrived) -> Transition:
     stream, client = event.stream, event.stream.client
     if reason := _refusal(state, event):
         return leave(state, stream), refused(stream, reason)
+    event = _alike(event)
     effects: list[Effect] = []
     if client in state.present and not state.is_current(stream):
         effects = [HangUp(state.present[client].stream, TAKEN)]
@@ -303,13 +307,13 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
     known = replace(event, hello=replace(event.hello, layout=b""))  # recorded by now
     state = _enrolled(state.but(present=state.present.set(client, known)), client, event.hello.key)
     roster = Outline.of_roster(identity.roster) if event.hello.brief else identity.roster
-    told = Welcome(identity.to_bytes(), state.round, roster.to_bytes(), lost=state.lost)
+    told = _welcoming(identity.to_bytes(), state.round, roster.to_bytes(), state.lost)
     effects: list[Effect] = [Send(stream, told)]
     if promise := event.hello.promise:
         effects.append(RecordPromise(Promised(client, state.round, promise, event.hello.promise_signature)))
     if commits < state.round:
         effects.append(Replay(stream, commits, state.round))
-    effects.append(Send(stream, farewell(state) if state.is_finished else RoundOpen(state.round)))
+    effects.append(Send(stream, farewell(state) if state.is_finished else _opening(state.round)))
     effects.append(Notice(f"{client} is here, with {commits} of {state.round} commits", client))
     state = state.but(diverged=state.diverged - {client})
     keeps_up = commits == state.round  # a client that must replay first is awaited once it votes
@@ -328,6 +332,30 @@ def _welcome(state: State, identity: Identity, event: Arrived) -> Transition:
         state = state.but(extension=state.extension or 0)
         effects.append(Alarm(state.round, state.extension or 0, state.settings.seconds(0)))
     return state, effects
+
+
+def _alike(event: Arrived) -> Arrived:
+    """Return an event in which what all clients bring alike is the same object."""
+    alike = {name: value for name in ALIKE if len(value := getattr(event.hello, name)) <= SHORT}
+    alike = {name: _once(value) for name, value in alike.items()}
+    return Arrived(event.stream, replace(event.hello, name=event.stream.client, **alike), _once(event.head))
+
+
+@lru_cache(maxsize=64)
+def _once(data: bytes) -> bytes:
+    """Return the same object for all bytes that are equal: thousands of clients bring them at once."""
+    return data
+
+
+@lru_cache(maxsize=2)
+def _welcoming(identity: bytes, number: int, roster: bytes, lost: int) -> Welcome:
+    """Return a Welcome, the same object for all who are told the same."""
+    return Welcome(identity, number, roster, lost=lost)
+
+
+@lru_cache(maxsize=2)
+def _opening(number: int) -> RoundOpen:
+    return RoundOpen(number)
 
 
 def _is_whole(state: State) -> bool:

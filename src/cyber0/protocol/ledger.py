@@ -208,8 +208,8 @@ class Ledger(Protocol):
         """What clients signed at the end."""
         ...
 
-    def certify(self, certificate: bytes) -> None:
-        """Keep a certificate, in DER, by which the authority of a key can be checked."""
+    def certify(self, *certificates: bytes) -> None:
+        """Keep certificates, in DER, by which the authority of keys can be checked."""
         ...
 
     @property
@@ -405,9 +405,9 @@ class Memory:
         """As in `Ledger`."""
         return [self._reports[client] for client in sorted(self._reports)]
 
-    def certify(self, certificate: bytes) -> None:
+    def certify(self, *certificates: bytes) -> None:
         """As in `Ledger`."""
-        self._certificates[certificate] = None
+        self._certificates.update(dict.fromkeys(certificates))
 
     @property
     def certificates(self) -> list[bytes]:

@@ -10,7 +10,7 @@ round that is decided, and are in force from the second round after it on.
 """
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from immutables import Map
@@ -164,8 +164,8 @@ def _vote(state: State, stream: ClientStream, vote: Vote) -> Transition:
 def _late(state: State, stream: ClientStream, vote: Vote) -> Transition:
     """Take a vote for the round before. It shows that the client keeps up, so the open round waits for it."""
     client = stream.client
-    state, voted = state.with_awaited(client).but(voted=state.voted.set(client, None)), state.voted
-    if client in voted or len(vote.scalars) != state.settings.vote_bytes:
+    state, unheard = state.with_awaited(client).but(unheard=without(state.unheard, client)), state.unheard
+    if client not in unheard or len(vote.scalars) != state.settings.vote_bytes:
         return state, []
     votes = add_late(state.votes, client, vote)
     return state.but(votes=votes), _rejection(stream, vote.round, votes.late[client])
@@ -293,11 +293,10 @@ def _commit(state: State, decision: Decision, effects: list[Effect], now: float)
     commit = Committed(decision.round, decision.scalars, hashed, changes=changes, roster=moved)
     streams = [event.stream for event in state.present.values()]
     effects += [Record(decision, head), *(Send(stream, commit) for stream in streams)]
-    voted, previous = cast("Map[str, Any]", state.votes.counted), state.head.link or b""
-    for client in state.votes.judged:
-        voted = voted.set(client, None)
+    counted, judged, previous = state.votes.counted, state.votes.judged, state.head.link or b""
+    unheard = Map({name: None for name in state.who.names if name not in counted and name not in judged})
     pace = (*state.pace, state.took or 0.0)[-PACE:]
-    state = state.but(head=head, previous=previous, votes=Votes(), voted=voted, extension=0, tried=frozenset())
+    state = state.but(head=head, previous=previous, votes=Votes(), unheard=unheard, extension=0, tried=frozenset())
     state = state.but(fresh=False) if state.fresh else state
     state, cut = _in_force(state, roster)
     state = state.but(pace=pace).opening(now)
@@ -316,8 +315,10 @@ def _in_force(state: State, roster: Roster) -> Transition:
     revoked = frozenset(change.name for change in roster.pending if change.kind == "revoke")
     rekeyed = {n for n, event in state.present.items() if roster.key(n) == event.hello.key != state.who.key(n)}
     awaited = (state.awaited | rekeyed) & roster.places.keys()
-    voted = state.voted.update(dict.fromkeys(rekeyed))
-    state = state.but(awaited=frozenset(awaited), revoked=revoked, voted=voted)
+    unheard = state.unheard
+    for client in rekeyed:
+        unheard = without(unheard, client)
+    state = state.but(awaited=frozenset(awaited), revoked=revoked, unheard=unheard)
     state, effects = state.but(roster=roster, proposed=()), list[Effect]()
     for client, event in state.present.items():
         if event.hello.key not in keys_of(state, client):

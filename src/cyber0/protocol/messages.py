@@ -36,7 +36,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ __all__ = ["Ballot", "Decision", "Promised", "Verdict", "ballots_hash", "from_wi
 
 Verdict = Literal["counted", "equivocation", "late", "rejected"]
 
+PARTS = 2**9  # of ballots that are hashed at a time: for each of thousands they would take memory at once
+
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
@@ -86,15 +88,19 @@ class Promised:
 def ballots_hash(ballots: Iterable[Ballot]) -> bytes:
     """Return the hash of all ballots of a round, with their signatures, as `cyber0.protocol.chain` has it."""
     ballots = tuple(ballots)
-    parts = [b"cyber0 ballots 2\0", u64(len(ballots))]
+    parts, hashed = [b"cyber0 ballots 2\0", u64(len(ballots))], hashlib.sha256()
     judged: dict[tuple[str, str, int], tuple[bytes, bytes]] = {}  # what many have in common
     for ballot in ballots:
+        if len(parts) > PARTS:
+            hashed.update(b"".join(parts))
+            parts.clear()
         name, what = ballot.client.encode(), (ballot.verdict, ballot.reason, len(ballot.signature))
         if what not in judged:
             judged[what] = _judged(*what)
         verdict, length = judged[what]
         parts += (u64(len(name)), name, verdict, ballot.digest, length, ballot.signature)
-    return hashlib.sha256(b"".join(parts)).digest()
+    hashed.update(b"".join(parts))
+    return hashed.digest()
 
 
 def _judged(verdict: str, reason: str, length: int) -> tuple[bytes, bytes]:

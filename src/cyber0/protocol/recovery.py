@@ -102,7 +102,7 @@ def _after(state: State, steps: list[Step]) -> State:
         moved=True,
         lost=head.rounds,
         votes=Votes(),
-        voted=Map(dict.fromkeys(roster.names)),
+        unheard=Map(),
         tried=frozenset(),
         took=None,
         extension=None,

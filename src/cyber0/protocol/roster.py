@@ -9,7 +9,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from io import BytesIO
 from typing import Any, Literal, cast, get_args
 
 from cyber0.config import Agreement
@@ -20,6 +21,7 @@ __all__ = ["Change", "Roster", "changes_from", "changes_to_bytes", "when"]
 
 Kind = Literal["admit", "revoke", "rotate", "extend", "byzantine", "quorum"]
 DOMAIN = b"cyber0 roster 2\0"
+QUOTED = json.JSONEncoder(ensure_ascii=False).encode
 MOST = 2**32 - 1  # rounds, of which a run has fewer
 
 
@@ -136,7 +138,7 @@ class Roster:
     @cached_property
     def places(self) -> dict[str, int]:
         """The place of each client."""
-        return {name: place for place, name in enumerate(self.names)}
+        return _places(self.names)
 
     @cached_property
     def owners(self) -> dict[bytes, str]:
@@ -168,15 +170,14 @@ class Roster:
         return hashlib.sha256(DOMAIN + self.to_bytes()).digest()
 
     def to_bytes(self) -> bytes:
-        """Return the roster in canonical JSON."""
-        fields = {
-            "byzantine": self.byzantine,
-            "clients": [[name, key.hex()] for name, key in zip(self.names, self.keys, strict=True)],
-            "pending": [change.fields() for change in self.pending],
-            "quorum": self.quorum,
-            "rounds": self.rounds,
-        }
-        return canonical(fields)
+        """Return the roster in canonical JSON, written client by client: as objects they would take memory."""
+        written = BytesIO()
+        written.write(b'{"byzantine":%d,"clients":[' % self.byzantine)
+        for place, (name, key) in enumerate(zip(self.names, self.keys, strict=True)):
+            written.write(f'{"," * (place > 0)}[{QUOTED(name)},"{key.hex()}"]'.encode())
+        pending = canonical([change.fields() for change in self.pending])
+        written.write(b'],"pending":%b,"quorum":%d,"rounds":%d}' % (pending, self.quorum, self.rounds))
+        return written.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Roster":
@@ -283,6 +284,12 @@ class Roster:
                 )
             if change.name and not self._enrols(change):
                 asked[change.name] = change
+
+
+@lru_cache(maxsize=4)
+def _places(names: tuple[str, ...]) -> dict[str, int]:
+    """Return the place of each client; rosters of the same clients share it."""
+    return {name: place for place, name in enumerate(names)}
 
 
 def _check_change(now: Roster, change: Change) -> None:

@@ -269,7 +269,7 @@ class Settings:
     @cached_property
     def places(self) -> dict[str, int]:
         """The place of each client of the roster that the run begins with."""
-        return {name: place for place, name in enumerate(self.roster)}
+        return self.first.places
 
     def invitation(
         self, federator: bytes = b"", certificate: bytes = b"", *, client: str = "", admitted: Sequence[str] = ()
@@ -278,14 +278,20 @@ class Settings:
 
         `admitted` are those who were admitted since the run was founded: their places come after those of the others.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OWN}
         later = len(self.roster) + admitted.index(client) if client in admitted else -1
-        values |= {"agreement": self.agreement.model_dump(mode="json"), "place": self.places.get(client, later)}
+        values = {**self._shown, "place": self.places.get(client, later)}
+        return Invitation(json.dumps(values, sort_keys=True).encode(), federator, certificate)
+
+    @cached_property
+    def _shown(self) -> dict[str, Any]:
+        """What every invitation says."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OWN}
+        values["agreement"] = self.agreement.model_dump(mode="json")
         if self.parent is None:
             del values["parent"]
         else:
             values["parent"] = self.parent.fields()
-        return Invitation(json.dumps(values, sort_keys=True).encode(), federator, certificate)
+        return values
 
     @classmethod
     def from_invitation(cls, invitation: Invitation) -> "Settings":

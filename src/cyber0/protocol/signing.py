@@ -3,7 +3,6 @@
 A public key is written in few bytes: 33 for P-256 (its compressed point), 32 for Ed25519.
 """
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +34,9 @@ __all__ = ["PrivateKey", "PublicKey", "encoded", "is_by", "key_beside", "new_key
 
 PrivateKey = EllipticCurvePrivateKey | Ed25519PrivateKey
 PublicKey = EllipticCurvePublicKey | Ed25519PublicKey
-SCHEME = ECDSA(SHA256())
+SCHEME, CURVE = ECDSA(SHA256()), SECP256R1()
+KEYS, MOST_KEYS = dict[bytes, PublicKey](), 64  # of those that were used
+ROOTS, MOST_ROOTS = dict[bytes, bytes](), 2**14  # and their second coordinates
 SMALL = {  # points of Ed25519 by which anybody could sign, their sign bit left out
     bytes.fromhex(point.ljust(64, "0") if len(point) < 64 else point)
     for point in (
@@ -117,17 +118,39 @@ def encoded(key: PublicKey) -> bytes:
     return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
-@lru_cache(maxsize=2**14)
 def decoded(data: bytes) -> PublicKey | None:
-    """Return the public key in these bytes; None if they are none, or one by which anybody could sign."""
+    """Return the public key in these bytes; None if they are none, or one by which anybody could sign.
+
+    The first ones are remembered: of thousands, which would take 2 kB each, one is made for each check, in 16 us.
+    """
+    key = KEYS.get(data)
+    if key is None and (key := _made(data)) is not None and len(KEYS) < MOST_KEYS:
+        KEYS[data] = key
+    return key
+
+
+def _made(data: bytes) -> PublicKey | None:
     try:
         if len(data) == 32:
             if data[:31] + bytes([data[31] & 0x7F]) in SMALL:
                 return None
             return Ed25519PublicKey.from_public_bytes(data)
-        return EllipticCurvePublicKey.from_encoded_point(SECP256R1(), data) if len(data) == 33 else None
+        return EllipticCurvePublicKey.from_encoded_point(CURVE, _point(data)) if len(data) == 33 else None
     except (ValueError, UnsupportedAlgorithm):
         return None
+
+
+def _point(data: bytes) -> bytes:
+    """Return both coordinates of a compressed point. The second is a root, which takes 20 us, and is remembered."""
+    root = ROOTS.get(data)
+    if root is None:
+        key = EllipticCurvePublicKey.from_encoded_point(CURVE, data)
+        root = key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)[33:]
+        if len(ROOTS) >= MOST_ROOTS:  # others have come
+            ROOTS.clear()
+            KEYS.clear()
+        ROOTS[data] = root
+    return b"\x04" + data[1:] + root
 
 
 def sign(key: PrivateKey, statement: bytes) -> bytes:

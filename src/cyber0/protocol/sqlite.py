@@ -42,6 +42,7 @@ from cyber0.protocol.storage import Lock, check_whole, connect, copy, leave_wal,
 __all__ = ["File"]
 
 PAGE, BALLOTS = 256, 2**16  # rounds that are read at a time, and about so many ballots
+CACHE = 128  # kB of pages that a connection which writes keeps in memory: it reads little
 
 
 class File:
@@ -79,7 +80,7 @@ class File:
             with self._reading():  # of one instant: another process may be making its tables
                 self._check_schema()
             if not read_only:
-                for setting in ("journal_mode = WAL", f"synchronous = {synchronous}"):
+                for setting in ("journal_mode = WAL", f"synchronous = {synchronous}", f"cache_size = -{CACHE}"):
                     self._connection.execute(f"PRAGMA {setting}")
                 if self._has_tables and self._schema == SCHEMA and self._later < len(LATER_TABLES):
                     self._make_tables("".join(LATER_TABLES[self._later :]))
@@ -167,6 +168,7 @@ class File:
     def found(self, identity: Identity) -> None:
         """As in `Ledger`."""
         self._begin(ExportedRun(identity, b"", identity.digest), imported=0)
+        self._identity = identity  # the same again, read from the file, would take as much memory
 
     def adopt(self, run: ExportedRun) -> None:
         """As in `Ledger`."""
@@ -223,13 +225,13 @@ class File:
         changes = changes_to_bytes(decision.changes)
         row = (decision.round, decision.scalars, written.commit, written.link, written.signature, changes)
         self._connection.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?)", row)
-        rows = [
+        rows = (
             (
                 *(decision.round, place, b.client, b.verdict, b.reason, b.values),
                 *(b.digest if b.values is None else None, b.signature),
             )
             for place, b in enumerate(decision.ballots)
-        ]
+        )
         self._connection.executemany("INSERT INTO ballots VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         if written.ballots:
             self._connection.execute("INSERT INTO hashes VALUES (?, ?)", (decision.round, written.ballots))
@@ -370,10 +372,11 @@ class File:
         rows = self._all("SELECT client, rounds, fingerprint, signature FROM reports ORDER BY client")
         return [report_from(self.path, *row) for row in rows]
 
-    def certify(self, certificate: bytes) -> None:
+    def certify(self, *certificates: bytes) -> None:
         """As in `Ledger`."""
         with self._writing():
-            self._connection.execute("INSERT OR IGNORE INTO certificates VALUES (?)", (certificate,))
+            rows = ((certificate,) for certificate in sorted(certificates))  # as they are stored
+            self._connection.executemany("INSERT OR IGNORE INTO certificates VALUES (?)", rows)
 
     @property
     def certificates(self) -> list[bytes]:

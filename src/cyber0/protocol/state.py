@@ -40,7 +40,7 @@ class State:
     waiting: Map[str, None] = Map()  # noqa: RUF009 - those of them whose votes the open round still waits for
     diverged: frozenset[str] = frozenset()  # whose weights are known to be wrong
     votes: Votes = field(default_factory=Votes)  # for the open round
-    voted: Map[str, Any] = Map()  # noqa: RUF009 - whose votes for the last round are known
+    unheard: Map[str, None] = Map()  # noqa: RUF009 - whose votes for the last round are not known
     extension: int | None = None  # how often the open round's deadline was extended; None while it has none
     opened: float = 0.0  # when the open round was opened, by the clock of the events
     took: float | None = None  # seconds until the open round had a quorum; None while it has none
@@ -156,7 +156,6 @@ def resume(
         previous,
         roster,
         revoked=revoked,
-        voted=Map(dict.fromkeys(roster.names)),
         memory=memory,
         lost=lost,
     )

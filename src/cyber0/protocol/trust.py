@@ -13,7 +13,7 @@ from cyber0.protocol.identity import Identity
 from cyber0.protocol.roster import Roster
 from cyber0.protocol.signing import PublicKey, encoded, is_by
 
-__all__ = ["uncertified", "unpinned", "vouched"]
+__all__ = ["UNUSABLE", "read_certificate", "uncertified", "unpinned", "vouched"]
 
 UNUSABLE = (
     *(ValueError, TypeError, IndexError, InvalidSignature, InvalidSigner, UnsupportedAlgorithm),
@@ -30,7 +30,7 @@ def vouched(certificates: Iterable[bytes], authority: x509.Certificate) -> set[t
     found: set[tuple[str, bytes]] = set()
     for data in certificates:
         try:
-            made = _certificate(data)
+            made = read_certificate(data)
             made.verify_directly_issued_by(authority)
             key, usage = made.public_key(), made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
             if not isinstance(key, PublicKey):
@@ -44,7 +44,8 @@ def vouched(certificates: Iterable[bytes], authority: x509.Certificate) -> set[t
     return found
 
 
-def _certificate(data: bytes) -> x509.Certificate:
+def read_certificate(data: bytes) -> x509.Certificate:
+    """Return a certificate in DER; raise one of `UNUSABLE` if it is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CryptographyDeprecationWarning)  # it is damaged, and refused all the same
         return x509.load_der_x509_certificate(data)
