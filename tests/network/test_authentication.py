@@ -393,3 +393,95 @@ def test_every_name_that_can_be_issued_can_come_in(name):
 
 def test_the_key_of_the_folder_is_the_one_that_signs(folder, own):
     assert own.key.private_numbers() == private_key(folder / "clients/client-0/key.pem").private_numbers()
+
+
+# Who reads what clients say
+
+
+def test_a_federator_that_passes_on_what_another_one_offers_is_refused(folder, tmp_path):
+    """It has a certificate of the same authority, for the same host, and gets invitations as a client of the run."""
+    other = certificates.federator(keys.read_authority(folder), certificates.LOOPBACK, 9)
+    (tmp_path / "cert.pem").write_bytes(other.pem)
+    (tmp_path / "key.pem").write_bytes(other.key_pem)
+    own = folder / "clients/client-0"
+    votes = []
+
+    def options():
+        authority = x509.load_pem_x509_certificate((own / "ca.pem").read_bytes())
+        return {"credentials": channel_credentials(own), "authority": authority, "give_up": 20.0}
+
+    async def run():
+        federator = Federator(
+            Settings.of(recipe()), Memory(), peer_name=peer_name, certified=True,
+            key=private_key(keys.federator_key(folder)), certificate=keys.certificate_of_federator(folder),
+        )  # fmt: skip
+        port = await federator.start("127.0.0.1:0", server_credentials(folder))
+
+        async def between(reader, writer):
+            await reader.readline()
+            writer.write(GREETING + b" " + new_challenge().encode() + b"\n")
+            far = await connect(f"127.0.0.1:{port}", channel_credentials(own), limit=2**22)
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))  # its answer is no use
+                while size := int.from_bytes(await reader.readexactly(4), "big"):
+                    far.put(await reader.readexactly(size))
+                    for message in await far.read():
+                        writer.write(len(message).to_bytes(4, "big") + message)
+                    votes.append(size)
+            far.channel.abort()
+            writer.close()
+
+        context = server_context(tmp_path / "cert.pem", tmp_path / "key.pem")
+        server = await asyncio.start_server(between, "127.0.0.1", 0, ssl=context)
+        bad = server.sockets[0].getsockname()[1]
+        try:
+            with pytest.raises(
+                Refused, match="shows another certificate than that of the federator whose run it offers"
+            ):
+                await attend(f"127.0.0.1:{bad}", lambda _: pytest.fail("it was believed"), **options())
+        finally:
+            server.close()
+            federator.stop("enough")
+            await federator.close()
+
+    asyncio.run(run())
+    assert len(votes) == 1  # an Ask, which says nothing
+
+
+def test_another_certificate_of_the_same_name_sends_nobody_away(folder, own):
+    """As of a key that was replaced: its streams count for themselves."""
+    stolen = shown(certificates.client(keys.read_authority(folder), "client-0", 9))
+
+    async def talk(port):
+        async def opened(who):
+            visitor = await Visitor.at(port, folder)
+            message = who.answer(visitor.challenge, visitor.federator)
+            visitor.writer.write(len(message).to_bytes(4, "big") + message)
+            return visitor
+
+        first = await opened(own)
+        others = [await opened(stolen) for _ in range(5)]
+        said = [await visitor.says(encode(Ask())) for visitor in (first, others[0], others[-1])]
+        for visitor in others:
+            visitor.writer.close()
+        return said
+
+    invited, sent_away, last = visit(folder, talk)
+    assert isinstance(invited, Invitation)
+    assert isinstance(sent_away, Bye)
+    assert "more than 3 streams of one client" in sent_away.reason
+    assert isinstance(last, Invitation)
+
+
+def test_a_long_greeting_is_not_read(folder):
+    async def talk(port):
+        context = client_context((folder / "ca.pem").read_text())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(GREETING + b" " + b"x" * 15_000 + b"\n")
+        said = b""
+        with suppress(ConnectionError):
+            said = await reader.read()
+        writer.close()
+        return said
+
+    assert visit(folder, talk) == b""

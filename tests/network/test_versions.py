@@ -13,6 +13,8 @@ from tests.network.parties import recipe
 from tests.network.raw import answering, call
 
 from cyber0.errors import Refused
+from cyber0.network import older
+from cyber0.network.handshake import refusal
 from cyber0.network.keys import channel_credentials, init, issue, peer_name, server_credentials
 from cyber0.network.member import Member
 from cyber0.network.server import Federator
@@ -184,6 +186,8 @@ def test_a_federator_of_version_2_is_refused(folder):
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
         port, credentials = server.sockets[0].getsockname()[1], channel_credentials(folder / "clients/client-0")
         try:
+            before = await asyncio.to_thread(refusal, f"127.0.0.1:{port}", folder / "clients/client-0")
+            assert before == sentence  # which `cyber0 join` asks for first
             await attend(f"127.0.0.1:{port}", lambda _: None, credentials=credentials, give_up=20)
         finally:
             server.close()
@@ -207,3 +211,10 @@ def test_a_browser_is_told_what_the_port_is_for():
     said = asyncio.run(run())
     assert said.startswith(b"HTTP/1.1 400 ")
     assert b"cyber0 serve --metrics" in said
+
+
+def test_calls_without_end_are_not_answered_without_end():
+    headers = bytes([0, 0, 0, 1, 5, 0, 0, 0, 1])
+    few, many = (older.answer(older.PREFACE + headers * count) for count in (3, 1500))
+    assert few.count(b"grpc-status") == 3
+    assert many.count(b"grpc-status") == older.FRAMES

@@ -353,9 +353,10 @@ class Channel:
             self._answer(bytes(rest))
             return False
         line, end, after = rest.partition(b"\n")
+        if len(line) > LINE:
+            self._lose("its greeting is too long")
+            return False
         if not end:
-            if len(rest) > LINE:
-                self._lose("its greeting is too long")
             return False
         self._is_greeted = True
         rest[:] = after

@@ -21,7 +21,7 @@ from cyber0.network.channel import (
 from cyber0.printable import printable
 from cyber0.protocol.messages import VERSION
 
-__all__ = ["ClientChannel", "connect"]
+__all__ = ["ClientChannel", "connect", "older_version"]
 
 WAITING = 64  # messages that may wait to be read, unless they have more bytes than one may have
 TIMEOUT = 20.0  # seconds for a connection, and for its handshake
@@ -42,7 +42,7 @@ class ClientChannel:
         own: ClientCertificate | None = None,
         federator: bytes = b"",
     ) -> None:
-        self._own, self._federator, self._is_greeted = own, federator, False
+        self._own, self.federator, self._is_greeted = own, federator, False
         self._messages: deque[bytes] = deque()
         self._waiting = 0  # bytes
         self._more = asyncio.Event()
@@ -124,7 +124,7 @@ class ClientChannel:
         elif not challenge:
             self._refusal = "what answers greets as no federator does"
         else:
-            self.channel.put(self._own.answer(challenge, self._federator))
+            self.channel.put(self._own.answer(challenge, self.federator))
 
     def foreign(self, data: bytes) -> bytes:
         """Recognise a federator of version 1."""
@@ -210,12 +210,18 @@ async def _encrypted(sock: socket.socket, context: ssl.SSLContext, host: str) ->
     secure = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
     try:
         await handshake(secure)
-        if older := {"cyber0/2": "2", "h2": "1"}.get(secure.selected_alpn_protocol() or ""):
-            raise Refused(_other_version(older))
+        if older := older_version(secure):
+            raise Refused(older)
     except BaseException:
         secure.close()
         raise
     return secure
+
+
+def older_version(secure: ssl.SSLSocket) -> str:
+    """Return what to say of a federator that chose the protocol of an older version in its handshake; else nothing."""
+    older = {"cyber0/2": "2", "h2": "1"}.get(secure.selected_alpn_protocol() or "")
+    return "" if older is None else _other_version(older)
 
 
 def _tls_problem(error: ssl.SSLError) -> str:

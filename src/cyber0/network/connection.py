@@ -50,7 +50,8 @@ class Connection:
     outlet: Outlet
     client: str | None = None
     certificate: bytes = b""
-    key: bytes = b""  # of the certificate
+    key: bytes = b""  # of the certificate, where votes are signed with it
+    shown: bytes = b""  # of the certificate, in any case
     stream: ClientStream | None = None
     round: int = -1
     messages: int = 0

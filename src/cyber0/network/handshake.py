@@ -8,6 +8,7 @@ from pathlib import Path
 from cyber0.errors import InvalidKeys, RejectedMessage
 from cyber0.network.authentication import ClientCertificate, read_challenge
 from cyber0.network.channel import GREETING, LINE, PROTOCOLS, Credentials, greeting_and_word, host_and_port
+from cyber0.network.connect import older_version
 from cyber0.network.keys import channel_credentials
 from cyber0.printable import printable
 from cyber0.protocol.codec import LIMIT, decode_from_federator, encode
@@ -66,6 +67,8 @@ def _handshake(credentials: Credentials, plain: socket.socket, address: str, fol
     host, _ = _host_and_port(address)
     try:
         with credentials.context.wrap_socket(plain, server_hostname=host) as encrypted:
+            if older := older_version(encrypted):
+                return older
             reason = credentials.own and _refused(encrypted, credentials.own)
             return reason and f"the federator at {address} refuses {folder / 'cert.pem'}: {printable(reason)}"
     except ssl.SSLCertVerificationError as error:

@@ -13,12 +13,13 @@ OTHER_VERSION = f"this federator speaks version {VERSION} of the protocol, not 1
 BROWSER = b"This is the port of cyber0 join. A federator shows what happens at the port of cyber0 serve --metrics.\n"
 HEADERS, SETTINGS = 1, 4
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
+FRAMES = 16  # that are answered; a client begins with three or four
 
 
 def answer(data: bytes) -> bytes:
     """Return what to write after all that somebody has sent who speaks HTTP; nothing for everybody else.
 
-    To HTTP/2 these are settings, and a refusal for each call.
+    To HTTP/2 these are settings, and a refusal for each of the first calls.
 
     >>> answer(PREFACE).hex(), answer(b"what?")
     ('000000040000000000', b'')
@@ -30,15 +31,16 @@ def answer(data: bytes) -> bytes:
         )
     if not data.startswith(PREFACE):
         return b""
-    frames, parts = data[len(PREFACE) :], [_frame(SETTINGS, 0, 0, b"")]
-    while len(frames) >= 9:
-        size, kind, stream = int.from_bytes(frames[:3], "big"), frames[3], frames[5:9]
-        if kind == SETTINGS and not frames[4] & ACK:
+    at, parts = len(PREFACE), [_frame(SETTINGS, 0, 0, b"")]
+    for _ in range(FRAMES):
+        if len(data) < at + 9:
+            break
+        size, kind, number = (int.from_bytes(data[at + a : at + b], "big") for a, b in ((0, 3), (3, 4), (5, 9)))
+        if kind == SETTINGS and not data[at + 4] & ACK:
             parts.append(_frame(SETTINGS, ACK, 0, b""))
         if kind == HEADERS:
-            number = int.from_bytes(stream, "big")
             parts.append(_frame(HEADERS, END_STREAM | END_HEADERS, number, _refusal(OTHER_VERSION)))
-        frames = frames[9 + size :]
+        at += 9 + size
     return b"".join(parts)
 
 

@@ -62,7 +62,7 @@ def ask_federator(
             if isinstance(invitation, Bye):
                 return invitation
             check_version(invitation.version)
-            check_federator(invitation, authority)
+            check_federator(invitation, authority, channel.federator)
             request = Request(changes_to_bytes([signed(Settings.from_invitation(invitation))]))
             channel.put(encode(request))
             while not isinstance(bye := await _answer(channel), Bye):

@@ -24,6 +24,7 @@ from cyber0.network.log import Level, Said, counting
 from cyber0.network.member import Member
 from cyber0.network.model import Model
 from cyber0.network.store import Marks, Store, inherit_key
+from cyber0.network.streams import key_of
 from cyber0.network.welcome import check_version
 from cyber0.printable import printable
 from cyber0.protocol.arrival import TAKEN
@@ -43,6 +44,10 @@ __all__ = ["Outcome", "attend", "run_client"]
 
 FIRST, LONGEST = 0.1, 10.0  # seconds from one attempt to the next
 GRACE = 5.0  # seconds for the last messages to arrive
+OTHER_FEDERATOR = (
+    "what answers shows another certificate than that of the federator whose run it offers: connect to the federator "
+    "itself, and to nothing that decrypts in between"
+)
 
 Make = Callable[[Settings], "Member | Liar"]
 Watch = Callable[["Member | Liar"], None]
@@ -250,12 +255,23 @@ def refuse_code(task: str) -> None:
         raise Refused(f"task = {task!r} is code that would be imported here: say --own-code if it is yours")
 
 
-def check_federator(invitation: Invitation, authority: x509.Certificate | None) -> None:
-    """Refuse a federator for whose key the authority does not vouch."""
+def check_federator(invitation: Invitation, authority: x509.Certificate | None, shown: bytes) -> None:
+    """Refuse a federator for whose key the authority does not vouch, or another than has shown its certificate.
+
+    `shown` is that certificate, in DER: whoever passes on what another federator of the same authority says would read
+    the votes of a client that talks to it.
+    """
     if decoded(invitation.federator) is None:
         raise Refused("the federator's invitation has no public key by which its chain could be checked")
     if authority is not None and ("", invitation.federator) not in vouched([invitation.certificate], authority):
         raise Refused("the federator signs with a key for which the authority in ca.pem does not vouch")
+    if authority is not None and is_another(shown, invitation.federator):
+        raise Refused(OTHER_FEDERATOR)
+
+
+def is_another(shown: bytes, key: bytes) -> bool:
+    """Return whether a certificate, in DER, is another's than that of a key; there is none without TLS."""
+    return bool(shown) and key_of(shown) != key
 
 
 def _training_on(samples: int, held: int, deal: str | None) -> str:
@@ -344,7 +360,7 @@ class _Session:
         self.watch, self.pool = watch, pool
         self.member: Any = None
         self.was_welcomed = False
-        self._limit = LIMIT
+        self._limit, self._federator = LIMIT, b""
 
     @property
     def was_replaced(self) -> bool:
@@ -375,6 +391,8 @@ class _Session:
 
     async def _talk(self, channel: ClientChannel) -> str:
         member = self.member or await self._invited(channel)
+        if self.authority is not None and is_another(channel.federator, self._federator):
+            raise EOFError(OTHER_FEDERATOR)
         channel.put(encode(member.hello()))
         self.watch(member)
         await self._work(member, channel)
@@ -403,7 +421,8 @@ class _Session:
             raise EOFError
         check_version(message.version)
         settings = Settings.from_invitation(message)
-        check_federator(message, self.authority)
+        check_federator(message, self.authority, channel.federator)
+        self._federator = message.federator
         self._limit = size_limit(settings.plan.scalars, settings.agreement.clients)
         self.member = await self._in_thread(self.make, settings)
         return self.member

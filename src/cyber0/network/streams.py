@@ -72,7 +72,7 @@ class Streams:
         self.limit, self.peer_name, self.certified, self.known = limit, peer_name, certified, known
         self._handle, self._ended, self._say, self._awaited = handle, ended, say, awaited
         self._open: dict[int, Connection] = {}
-        self._of: dict[str, tuple[Connection, ...]] = {}  # by client, as the transport has authenticated it
+        self._of: dict[tuple[str, bytes], tuple[Connection, ...]] = {}  # by client and key, as they were authenticated
         self._inbox: Inbox = []
         self._room = max(ROOM, 4 * limit)
         self._listener: Listener | None = None
@@ -95,11 +95,11 @@ class Streams:
 
     def _beat(self, turn: int) -> None:
         """Let a tenth of all streams beat, once a second: a timer for each of them would take memory."""
+        loop = asyncio.get_running_loop()
+        self._beats = loop.call_later(BEAT / TURNS, self._beat, (turn + 1) % TURNS)
         for connection in list(self._open.values()):
             if connection.number % TURNS == turn:
                 connection.outlet.beat()
-        loop = asyncio.get_running_loop()
-        self._beats = loop.call_later(BEAT / TURNS, self._beat, (turn + 1) % TURNS)
 
     async def close(self) -> None:
         """Take no more connections, and wait until those that are there have taken their last messages."""
@@ -160,9 +160,10 @@ class Streams:
         self.flush()
         del self._open[connection.number]
         if connection.client is not None:
-            own = tuple(other for other in self._of.pop(connection.client, ()) if other is not connection)
+            who = connection.client, connection.shown
+            own = tuple(other for other in self._of.pop(who, ()) if other is not connection)
             if own:
-                self._of[connection.client] = own
+                self._of[who] = own
         self.know(connection)
         if not self._open:
             self._empty.set()
@@ -216,15 +217,19 @@ class Streams:
 
     def _identify(self, connection: Connection, peer: Peer) -> None:
         """Note what the transport knows of who is there."""
-        connection.client = self.peer_name(peer) if self.peer_name else None
+        connection.client, connection.shown = self.peer_name(peer) if self.peer_name else None, peer.key
         if self.certified and peer.certificate:
             connection.certificate, connection.key = peer.certificate, peer.key
 
     def _make_room(self, connection: Connection) -> None:
-        """End a client's oldest stream if it has too many, so that it cannot use up the streams of all."""
+        """End a client's oldest stream if it has too many, so that it cannot use up the streams of all.
+
+        Whoever has a certificate for the same name with another key ends none of them.
+        """
         if connection.client is None:
             return
-        own = self._of[connection.client] = *self._of.get(connection.client, ()), connection
+        who = connection.client, connection.shown
+        own = self._of[who] = *self._of.get(who, ()), connection
         live = [other for other in own if not other.outlet.is_ended]
         if len(live) > MAX_STREAMS:
             self.dismiss(live[0], Bye(f"more than {MAX_STREAMS} streams of one client"))
