@@ -24,7 +24,6 @@ from cyber0.network.log import Level, Said, counting
 from cyber0.network.member import Member
 from cyber0.network.model import Model
 from cyber0.network.store import Marks, Store, inherit_key
-from cyber0.network.streams import key_of
 from cyber0.network.welcome import check_version
 from cyber0.printable import printable
 from cyber0.protocol.arrival import TAKEN
@@ -33,8 +32,8 @@ from cyber0.protocol.evidence import judge, with_certificates
 from cyber0.protocol.messages import Ask, Bye, FromClient, Invitation
 from cyber0.protocol.promise import terms_digest
 from cyber0.protocol.settings import Settings
-from cyber0.protocol.signing import PrivateKey, decoded
-from cyber0.protocol.trust import vouched
+from cyber0.protocol.signing import PrivateKey, PublicKey, decoded, encoded
+from cyber0.protocol.trust import read_certificate, vouched
 from cyber0.threads import limit_threads
 
 if TYPE_CHECKING:
@@ -271,7 +270,10 @@ def check_federator(invitation: Invitation, authority: x509.Certificate | None, 
 
 def is_another(shown: bytes, key: bytes) -> bool:
     """Return whether a certificate, in DER, is another's than that of a key; there is none without TLS."""
-    return bool(shown) and key_of(shown) != key
+    if not shown:
+        return False
+    found = read_certificate(shown).public_key()
+    return not isinstance(found, PublicKey) or encoded(found) != key
 
 
 def _training_on(samples: int, held: int, deal: str | None) -> str:
