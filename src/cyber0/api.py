@@ -89,7 +89,7 @@ def simulate(
         schedule: How it changes over the rounds, such as "cosine" or "warmup(rounds=100)+linear".
         step_rule: How far a round moves: "plain", or "normalised(beta=0.99)", by what scalars usually are.
         objective: What clients measure: the "plain" loss, or "calibrated", less what their own shares of classes teach.
-        batch: Samples per local step.
+        batch: Samples per local step; 0: all that a client holds.
         local_epochs: Local steps per round.
         scheme: What local epochs send: "unbiased", "biased" or "compressed".
         family: The distribution of directions: "sphere", "gaussian" or "rademacher".

@@ -147,7 +147,9 @@ class Agreement(Options):
         default="plain",
         description="How far a round moves: plain, or normalised(beta=0.99), by what scalars usually are.",
     )
-    batch: Positive = Field(default=64, description="Samples per local step.")
+    batch: Annotated[int, Field(ge=0)] = Field(
+        default=64, description="Samples per local step; 0: all that a client holds."
+    )
     family: Family = Field(default="sphere", description="The distribution of directions.")
     participation: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
         default=1.0, description="The fraction of clients invited to each round, drawn by the seed."
@@ -337,6 +339,8 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
             raise ValueError(f"engine = {self.engine!r} sends scalars alone, and FedAvg sends weights: use 'batched'")
         if self.algorithm == "fedavg" and self.plan.step_rule.normalises:
             raise ValueError(f"step_rule = {self.step_rule!r} is for algorithm = 'cyber0': FedAvg sends no scalars")
+        if self.algorithm == "fedavg" and self.batch == 0:
+            raise ValueError("batch = 0, all samples, is for algorithm = 'cyber0': give FedAvg a number of samples")
         if self.blocks > 1 and (self.algorithm == "fedavg" or self.is_private):
             other = "algorithm = 'fedavg' moves all weights" if self.algorithm == "fedavg" else "privacy is simulated"
             raise ValueError(f"blocks = {self.blocks}: {other} in every round; leave blocks out")

@@ -343,9 +343,7 @@ def test_graphs_bring_streamed_weights_and_other_passes_come_between(bits, buffe
     for share in (None, 0.5):
         model = classifier("llama", f"lora(rank=2, bits={bits})").cuda()
         if share is not None:
-            room = memory_for(model, share) + 2 * max(
-                each.weight.nbytes for each in model.modules() if hasattr(each, "in_features")
-            )
+            room = memory_for(model, share, buffers=4)
             assert stream.stream_linears(model, torch.device("cuda"), room).moved > 0
         walk = Walk(Parameters.of(model), cross_entropy)
         votes, seen = [], []
@@ -361,15 +359,19 @@ def test_graphs_bring_streamed_weights_and_other_passes_come_between(bits, buffe
     assert torch.equal(*scores)
 
 
-def memory_for(model, share):
-    """Memory for a share of the linear layers, for two that take turns, and for all that is in no linear layer."""
+def memory_for(model, share, buffers=2):
+    """Memory for a share of the linear layers, for those that take turns, and for all that is in no linear layer."""
     from cyber0.layerwise.frozen import PackedLinear
 
     frozen = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
     layers = [each for each in model.modules() if type(each) in (torch.nn.Linear, PackedLinear)]
     sizes = [
-        sum(part.nbytes + 255 for part in each.stored().values()) if type(each) is PackedLinear else each.weight.nbytes
+        sum(-(-part.nbytes // 256) * 256 for part in each.stored().values())
+        if type(each) is PackedLinear
+        else each.weight.nbytes
         for each in layers
         if type(each) is PackedLinear or not each.weight.requires_grad
     ]
-    return frozen - (0 if type(layers[0]) is PackedLinear else sum(sizes)) + 2 * max(sizes) + int(share * sum(sizes))
+    return (
+        frozen - (0 if type(layers[0]) is PackedLinear else sum(sizes)) + buffers * max(sizes) + int(share * sum(sizes))
+    )

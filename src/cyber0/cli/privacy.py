@@ -29,7 +29,7 @@ def privacy(
         float | None, typer.Option(help="The noise multiplier: print the epsilon that it spends.", show_default=False)
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget, below 1 / samples.")] = DELTA,
-    batch: Annotated[int, typer.Option(min=1, help="The expected size of a batch.")] = 64,
+    batch: Annotated[int, typer.Option(min=0, help="The expected size of a batch; 0: all samples.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to vote in.")] = 400,
     local_epochs: Annotated[int, typer.Option(min=1, help="Local steps per round.")] = 1,
     plot: Annotated[

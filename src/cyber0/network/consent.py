@@ -186,8 +186,9 @@ def _step(settings: Settings) -> str:
     epochs = f"{agreement.local_epochs:,} local epoch"
     if agreement.local_epochs > 1:
         epochs += f"s, {agreement.scheme}"
+    batch = f"batch {agreement.batch:,}" if agreement.batch else "all samples"
     return (
-        f"{agreement.directions:,} directions, {agreement.family}, {epochs}, batch {agreement.batch:,}, "
+        f"{agreement.directions:,} directions, {agreement.family}, {epochs}, {batch}, "
         f"mu {agreement.mu:g}, lr {agreement.lr:g}, {agreement.schedule}, {agreement.step_rule} steps"
     )
 

@@ -200,10 +200,12 @@ class _Batches:
         if (objective := agreement.trained_by).calibrated:
             targets = with_shares(labels, task.dataset.classes or 0, objective.frequencies)
             self._targets = torch.as_tensor(targets).to(device)
-        self._ahead = max(1, min(AHEAD, DRAWN // (agreement.batch * agreement.local_epochs)))
+        self._ahead = max(1, min(AHEAD, DRAWN // (max(1, agreement.batch) * agreement.local_epochs)))
         self._first, self._drawn = -1, np.empty(0, dtype=np.int64)
 
     def __call__(self, number: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.agreement.batch == 0:
+            return self.inputs, self._targets
         chosen = torch.from_numpy(self._positions(number)[epoch]).to(self.labels.device)  # pyright: ignore
         return self.inputs[chosen], self._targets[chosen]
 

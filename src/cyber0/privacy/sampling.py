@@ -9,12 +9,12 @@ __all__ = ["poisson_batch", "sampling_rate"]
 
 
 def sampling_rate(batch: int, samples: int) -> float:
-    """Return how likely a sample is in a batch, for an expected size: 1 where there are fewer samples than that.
+    """Return how likely a sample is in a batch, for an expected size: 1 for size 0, and where there are not as many.
 
-    >>> sampling_rate(64, 1280), sampling_rate(64, 40)
-    (0.05, 1.0)
+    >>> sampling_rate(64, 1280), sampling_rate(64, 40), sampling_rate(0, 40)
+    (0.05, 1.0, 1.0)
     """
-    return min(1.0, batch / samples)
+    return min(1.0, batch / samples) if batch else 1.0
 
 
 def poisson_batch(samples: int, rate: float) -> NDArray[np.int64]:

@@ -93,16 +93,19 @@ class Batched:
     def _step(self, t: int, epoch: int, present: Indices, weights: Tensor, offsets: Tensor | None, z: Tensor) -> Tensor:
         """Return the scalars of one local step: [worlds, clients, directions]."""
         model = self.task, self.parameters, weights, self.plan.mu, offsets
-        if self.worlds[0].private is None:
+        if not _is_ragged(self.worlds[0]):
             x, y = _batches(self.worlds, t, epoch, present)
             return slopes(*model, x, y, z) * self._per_world(t, self._scale)
         chosen, owners = _ragged(self.worlds, t, epoch, present, each=offsets is not None)
         x, y = _stacked([world.population.samples(rows) for world, rows in chosen])
         found = sample_slopes(*model, x, y, z).flatten(1, 2)
+        if self.worlds[0].private is None:
+            means = [_means(own, of, len(present)) for own, of in zip(found, owners, strict=True)]
+            return torch.stack(means).float() * self._per_world(t, self._scale)
         released: list[Tensor] = []
         for number, world in enumerate(self.worlds):
             private = _private(world)
-            totals = private.totals(found[number], owners[number], len(present))
+            totals = private.totals(found[number], upload(owners[number], found.device), len(present))
             released.append(private.released(totals, t, epoch, present))
         return torch.stack(released)
 
@@ -222,13 +225,16 @@ class Layered:
     def _step(self, world: World, walk: Walk, t: int, epoch: int, owned: "_Owned", drift: Any = None) -> Tensor:
         """Return the scalars of one local step of some clients that share a model: [clients, directions]."""
         plan, batch = world.plan, owned.batch
-        keys = plan.keys(t, plan.epoch(epoch))
-        if world.private is None:
+        keys, clients = plan.keys(t, plan.epoch(epoch)), len(owned.present)
+        scale = (walk.parameters.size if plan.family == "sphere" else 1) / plan.directions
+        if owned.owners is None:
             slopes = torch.stack([walk.along(batch, key, plan.mu, plan.family, drift) for key in keys], dim=1)
-            return (slopes * ((walk.parameters.size if plan.family == "sphere" else 1) / plan.directions)).float()
+            return (slopes * scale).float()
         found = [walk.differences(batch, key, plan.mu, plan.family, drift) for key in keys]
         slopes = torch.stack(found, dim=1).div_(2 * float(np.float32(plan.mu)))
-        totals = world.private.totals(slopes, owned.owners, len(owned.present))
+        if world.private is None:
+            return (_means(slopes, owned.owners, clients) * scale).float()
+        totals = world.private.totals(slopes, upload(owned.owners, slopes.device), clients)
         return world.private.released(totals, t, epoch, owned.present)
 
 
@@ -238,22 +244,21 @@ class _Owned:
 
     batch: Batch
     present: Indices
-    owners: Any = None
+    owners: Indices | None = None
 
 
 def _batch(world: World, walk: Walk, t: int, present: Indices, epoch: int = 0) -> _Owned:
     """Return the batch of some clients for a step of a round."""
     population = world.population
-    if world.private is None:
+    if not _is_ragged(world):
         sizes = population.sizes(t, epoch, present)
         return _Owned(walk.batch(*population.batches(t, epoch, present), sizes), present)
-    samples, owners = world.private.batch(t, epoch, present)
+    samples, owners = _drawn(world, t, epoch, present)
     missing = _filled(len(samples)) - len(samples)
     samples = np.pad(samples, (0, missing), constant_values=int(population.shares[0][0]))[None]
     rows = upload(samples, population.device)
     batch = walk.batch(*population.samples(rows), population.lengths_of(samples))
-    filled = np.pad(owners, (0, missing), constant_values=len(present))
-    return _Owned(batch, present, upload(filled, population.device))
+    return _Owned(batch, present, np.pad(owners, (0, missing), constant_values=len(present)))
 
 
 def _filled(samples: int) -> int:
@@ -301,28 +306,52 @@ def _private(world: World) -> PrivateClients:
     return world.private
 
 
+def _is_ragged(world: World) -> bool:
+    """Return whether the batches of clients differ in size: Poisson batches of private ones, and all samples."""
+    return world.private is not None or world.population.batch == 0
+
+
+def _drawn(world: World, t: int, epoch: int, present: Indices) -> tuple[Indices, Indices]:
+    """Return the samples of ragged batches, client after client, and the place of each one's owner in `present`."""
+    return world.population.held(present) if world.private is None else world.private.batch(t, epoch, present)
+
+
+def _means(values: Tensor, owners: Indices, clients: int) -> Tensor:
+    """Return the mean of the values [samples, ...] of each client in float64, in one order on a device.
+
+    A sample whose owner is `clients` belongs to nobody.
+
+    >>> _means(torch.tensor([[1.0], [5.0], [2.0], [9.0]]), np.array([0, 1, 0, 2]), clients=2)
+    tensor([[1.5000],
+            [5.0000]], dtype=torch.float64)
+    """
+    order, counts = np.argsort(owners, kind="stable"), np.bincount(owners, minlength=clients)
+    kept = values.double()[upload(order[: counts[:clients].sum()], values.device)]
+    return torch.segment_reduce(kept, "mean", lengths=upload(counts[:clients], values.device), axis=0)
+
+
 def _ragged(
     worlds: Sequence[World], t: int, epoch: int, present: Indices, *, each: bool
-) -> tuple[list[tuple[World, Tensor]], list[Tensor]]:
-    """Return the samples of the Poisson batches of a step, and the owner of each; those that only fill up have none.
+) -> tuple[list[tuple[World, Tensor]], list[Indices]]:
+    """Return the samples of the ragged batches of a step, and the owner of each; those that only fill up have none.
 
     All samples of a world in one row, [1, samples], or those of each client in a row of its own, [clients, samples].
     """
-    drawn = [_private(world).batch(t, epoch, present) for world in worlds]
+    drawn = [_drawn(world, t, epoch, present) for world in worlds]
     if each:
         sizes = [np.bincount(owners, minlength=len(present)) for _, owners in drawn]
     else:
         sizes = [np.array([len(owners)]) for _, owners in drawn]
     width = max(1, *(int(of_world.max()) for of_world in sizes))
     chosen: list[tuple[World, Tensor]] = []
-    holders: list[Tensor] = []
+    holders: list[Indices] = []
     for world, (samples, owners), counts in zip(worlds, drawn, sizes, strict=True):
         filled = np.arange(width) < counts[:, None]
         rows = np.full(filled.shape, world.population.shares[0][0])
         places = np.full(filled.shape, len(present))
         rows[filled], places[filled] = samples, owners
         chosen.append((world, upload(rows, world.population.device)))
-        holders.append(upload(places.ravel(), world.population.device))
+        holders.append(places.ravel())
     return chosen, holders
 
 

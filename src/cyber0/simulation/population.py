@@ -92,8 +92,20 @@ class Population:
         return np.flatnonzero(present >= self.clients - self.byzantine)
 
     def batches(self, t: int, epoch: int, present: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the batches of one local step: inputs [clients, batch, ...] and labels [clients, batch]."""
-        return self.samples(upload(self._indices(t)[epoch, present], self.device))
+        """Return the batches of one local step: inputs [clients, batch, ...] and labels [clients, batch].
+
+        Batches of all samples, `batch` = 0, differ in size: they are returned for one client at a time.
+        """
+        chosen = self._indices(t)[epoch, present] if self.batch else np.stack(self._shares_of(present))
+        return self.samples(upload(chosen, self.device))
+
+    def held(self, present: Indices) -> tuple[Indices, Indices]:
+        """Return all samples of present clients, one client after the other, and the place of each one's owner."""
+        samples = np.concatenate(self._shares_of(present))
+        return samples, np.repeat(np.arange(len(present)), self._counts[present])
+
+    def _shares_of(self, clients: Indices) -> list[Indices]:
+        return [self.shares[int(client)] for client in clients]
 
     def samples(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and labels of training samples, as their clients hold them: [..., ...] and [...]."""

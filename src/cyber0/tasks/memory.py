@@ -179,7 +179,7 @@ def of_run(
     True
 
     """
-    samples = config.batch * (config.clients if config.engine == "batched" else 1)
+    samples = config.batch * (config.clients if config.engine == "batched" else 1) or len(sizes)
     model: Any = module
     most = model.tokens_at_once() if issubclass(type(model), TokenModel) else 0
     evaluated = min(most, len(tests) * max(tests, default=0))
@@ -217,10 +217,11 @@ are free on cpu: use a smaller batch, fewer clients, or another machine
     together = config.clients if config.engine == "batched" or config.algorithm == "fedavg" else 1
     drawn = DRAWN * config.batch * config.clients * config.local_epochs
     sample = dataset.train_inputs[:1]
-    need = config.batch * together * sample.nbytes
+    measured = config.batch * together or len(dataset.train_inputs) * together // config.clients
+    need = measured * sample.nbytes
     free = available(device)
     if free is not None and need > free // 1000 and not is_layerwise(module):  # else no layer's output matters
-        need += 2 * 4 * config.batch * together * _widest(module, torch.as_tensor(sample))
+        need += 2 * 4 * measured * _widest(module, torch.as_tensor(sample))
     if torch.device(device).type == "cpu":
         _refuse_batches(config, drawn + need, "cpu", helps=together > 1 and (free is None or drawn < free))
     else:
@@ -233,8 +234,9 @@ def _refuse_batches(config: RunConfig, need: int, device: torch.device | str, *,
     free = available(device)
     if free is not None and need > free:
         ways = ["use a smaller batch", "fewer clients", *["engine = 'sequential'"] * helps]
+        given = f"batch = {config.batch:,}" if config.batch else "batch = 0, all samples,"
         raise InvalidConfig(
-            f"batch = {config.batch:,} of {config.clients} clients needs {readable(need)} for a local step, and "
+            f"{given} of {config.clients} clients needs {readable(need)} for a local step, and "
             f"{readable(free)} are free on {device}: {', '.join(ways)}, or another machine"
         )
 
