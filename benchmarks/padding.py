@@ -16,25 +16,23 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from benchmarks.measure import Row, report
-from cyber0.layerwise.batching import cuts
-from cyber0.layerwise.walk import OVERHEAD
+from cyber0.layerwise.batching import cuts, round_up
+from cyber0.layerwise.walk import GRAIN, OVERHEAD
 from cyber0.tasks.text import prompts, rows
 from cyber0.tasks.text.tokens import encode, lengths
 
 CLIENTS, BATCHES = 12, 50
-EDGE = {"cpu": 1, "cuda": 8}  # to which widths are rounded up
 
 
 def padding(sizes: NDArray[Any], batch: int, device: str | None) -> float:
     """Return the share of padding in batches of all clients, drawn by seed; as one rectangle if no device is given."""
     rng = np.random.default_rng(0)
     drawn = [np.sort(rng.choice(sizes, CLIENTS * batch)) for _ in range(BATCHES)]
-    places = None if device is None else cuts(drawn[0], OVERHEAD[device])
-    used = held = 0
-    for each in drawn:
-        ends = (0, len(each)) if places is None else places
-        edge = EDGE.get(device or "cpu", 1)
-        held += sum((b - a) * -(-int(each[b - 1]) // edge) * edge for a, b in pairwise(ends))
+    used, held, grain = 0, 0, GRAIN if device == "cuda" else 1
+    widths = [[round_up(int(size), grain) for size in each] for each in drawn]
+    ends = (0, CLIENTS * batch) if device is None else cuts(np.array(widths[0]), OVERHEAD[device])
+    for each, wide in zip(drawn, widths, strict=True):
+        held += sum((b - a) * wide[b - 1] for a, b in pairwise(ends))
         used += int(each.sum())
     return 1 - used / held
 

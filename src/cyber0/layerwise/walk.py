@@ -51,6 +51,7 @@ __all__ = ["Batch", "Walk"]
 
 Tensor = torch.Tensor
 Losses = Callable[[Any, Any], Tensor]
+GRAIN = 8
 OVERHEAD = {"cuda": 2048, "cpu": 64}  # what a micro-batch costs besides its tokens, in tokens
 
 
@@ -313,18 +314,24 @@ class Walk:
         order = np.argsort(known, kind="stable")
         limits = len(labels), self.max_tokens
         if limits not in self._cuts:
-            self._cuts[limits] = cuts(known[order], OVERHEAD.get(self.device.type, 64), self.max_tokens)
+            widths = np.array([round_up(int(size), self._grain) for size in known[order]])
+            self._cuts[limits] = cuts(widths, OVERHEAD.get(self.device.type, 64), self.max_tokens)
         places = upload(order, self.device)
         return [
             self._cut(inputs, labels, places[a:b], None if sizes is None else known[order[a:b]])
             for a, b in pairwise(self._cuts[limits])
         ]
 
+    @property
+    def _grain(self) -> int:
+        """Return to multiples of what micro-batches are filled up, so that few shapes occur where each has a graph."""
+        return 1 if self._graphs is None else GRAIN
+
     def _cut(self, inputs: Tensor, labels: Tensor, order: Tensor, sizes: NDArray[Any] | None) -> MicroBatch:
         chosen = inputs[order]
         if sizes is None:
             return MicroBatch(chosen, labels[order], order, padded=True)  # it may be
-        width = round_up(int(sizes[-1]), 8 if self._graphs is not None else 1)
+        width = round_up(int(sizes[-1]), self._grain)
         missing = width - chosen.shape[1]
         chosen = nn.functional.pad(chosen, (0, missing), value=-1) if missing > 0 else chosen[:, :width].contiguous()
         return MicroBatch(chosen, labels[order], order, padded=bool(sizes[0] < width))
