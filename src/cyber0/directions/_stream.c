@@ -4,7 +4,8 @@
  * Flags that matter (setup.py): -ffp-contract=off, since fused multiply-adds would give other bits; -fno-math-errno and
  * -fno-trapping-math, since otherwise the square root cannot be vectorised, which makes it seven times slower;
  * -fno-wrapv, since Python builds ask for the opposite.
- * It is called through ctypes, which releases the interpreter's lock; the caller starts the threads.
+ * It is called through ctypes, which releases the interpreter's lock; the caller starts the threads, or names a team of
+ * them that is there already.
  */
 #include <fenv.h>
 #include <math.h>
@@ -281,6 +282,38 @@ EXPORT void cyber0_descend(const void *weights, int weights16, void *out, int ou
         if (out16) dither(u, start + i, n, (uint16_t *)out + i, directions);
         else memcpy((float *)out + i, u, n * sizeof(float));
     }
+}
+
+/* A range of coordinates, of which each thread of a team takes the next part until none is left. */
+typedef struct {
+    const char *weights; int weights16; char *plus, *minus; int out16; int64_t size; uint64_t start;
+    const direction *directions; int64_t count, step, next;
+} shared;
+
+#if defined(_MSC_VER) /* where nobody has such a team */
+#define __atomic_fetch_add(at, step, order) ((*(at) += (step)) - (step))
+#endif
+
+static void take_parts(void *given)
+{
+    shared *all = given;
+    int64_t in = all->weights16 ? 2 : 4, out = all->out16 ? 2 : 4, first;
+    while ((first = __atomic_fetch_add(&all->next, all->step, __ATOMIC_RELAXED)) < all->size) {
+        int64_t n = all->size - first < all->step ? all->size - first : all->step;
+        const char *w = all->weights ? all->weights + first * in : NULL;
+        char *plus = all->plus + first * out, *minus = all->minus ? all->minus + first * out : NULL;
+        if (all->count) cyber0_descend(w, all->weights16, plus, all->out16, n, all->start + first, all->directions, all->count);
+        else cyber0_move(w, all->weights16, plus, minus, all->out16, n, all->start + first, all->directions);
+    }
+}
+
+/* `cyber0_descend`, or `cyber0_move` where count is 0, on a team of threads: `run` is OpenMP's GOMP_parallel. */
+EXPORT void cyber0_share(void (*run)(void (*)(void *), void *, unsigned, unsigned), unsigned threads, int64_t step,
+                         const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size,
+                         uint64_t start, const direction *directions, int64_t count)
+{
+    shared all = {weights, weights16, plus, minus, out16, size, start, directions, count, step, 0};
+    run(take_parts, &all, threads, 0);
 }
 
 #include "_replay.h"

@@ -1,10 +1,13 @@
 """The backend `cpu`: the stream compiled from C, on as many threads as there are cores."""
 
 import ctypes
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,8 @@ from cyber0.threads import cores, run_in_threads
 __all__ = ["WHOLE", "Cpu", "available", "library"]
 
 NAME = "cyber0.directions._stream"
-WORTH_A_THREAD = 2**15  # least coordinates for a thread: they take some 100 us, starting it a tenth of that
+WORTH_A_THREAD = 2**17  # least coordinates for a thread: they take 100 to 200 us, and so does waking it
+WORTH_A_PART = 2**13  # the same for a thread of torch's, which is awake
 TILE = 2**11  # coordinates that `fold` keeps in the first-level cache
 LONGEST = 2**27  # numbers of directions that `fold` computes in one call, which nothing interrupts: a fifth of a second
 WHOLE = 2**16  # most coordinates of a direction that stays in the second-level cache
@@ -29,6 +33,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "move": ([_VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID], None),
     "move_rows": ([_VOID, _INT, _VOID, _I64, _I64, _VOID, _VOID, _U64, _VOID], None),
     "descend": ([_VOID, _INT, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
+    "share": ([_VOID, _INT, _I64, _VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
     "fold": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _I64], None),
     "updates": ([_VOID, _I64, _VOID, _I64, _I64, _VOID], None),
     "subtract": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _VOID, _I64, _I64], None),
@@ -50,6 +55,35 @@ def library() -> Any:
     return declared(ctypes.CDLL(spec.origin))
 
 
+def openmp() -> int | None:
+    """Return the address of the function that runs work on the threads of torch's OpenMP; None if there is none.
+
+    A forked process must not call it: the threads are its parent's.
+    """
+    return _team() if "torch" in sys.modules and not _forked else None
+
+
+@lru_cache(maxsize=1)
+def _team() -> int | None:
+    try:
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+        ours = {each for each in mapped if "torch" in each} if len(mapped) > 1 else mapped  # others bring their own
+        function = ctypes.CDLL(ours.pop()).GOMP_parallel if len(ours) == 1 else None
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value if function is not None else None
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+_forked = False
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
 def declared(loaded: Any) -> Any:
     """Return a library with the types of its functions declared."""
     for name, (arguments, result) in _SIGNATURES.items():
@@ -61,6 +95,8 @@ def declared(loaded: Any) -> Any:
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """The fast CPU backend; `threads` (default: all cores this process may use) changes the speed, never a bit.
+
+    What it moves, descends and folds may be torch tensors on the CPU, too.
 
     >>> from cyber0.directions import DirectionKey, sample
     >>> key = DirectionKey(seed=1, round=0)
@@ -89,6 +125,8 @@ class Cpu:
         )
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
+        if self._on_team(weights, plus, minus, packed, start, 0):
+            return
         self._share(
             len(weights),
             lambda first, size: library().cyber0_move(
@@ -113,6 +151,8 @@ class Cpu:
         )
 
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
+        if self._on_team(weights, out, None, packed, start, len(packed)):
+            return
         self._share(
             len(out),
             lambda first, size: library().cyber0_descend(
@@ -173,6 +213,22 @@ class Cpu:
         )
         return sum(parts) % 2**64
 
+    def _on_team(
+        self, weights: Buffer | None, out: Buffer, minus: Buffer | None, packed: Packed, start: int, count: int
+    ) -> bool:
+        """Move or descend on torch's own threads; return whether there are any, and the work is worth them.
+
+        These spin for some milliseconds after each operation, and would keep other threads from their cores.
+        """
+        size = len(out)
+        threads, team = min(self.threads or cores(), size // WORTH_A_PART), openmp()
+        if team is None or threads < 2:
+            return False
+        step = -(-size // threads // 128) * 128
+        buffers = _at(weights, 0), _is16(weights), _at(out, 0), _at(minus, 0), _is16(out)
+        library().cyber0_share(team, threads, step, *buffers, size, start, packed.ctypes.data, count)
+        return True
+
     def _share_rows(self, packed: Packed, size: int, work: Callable[[int, int, int, int], Any]) -> list[Any]:
         """Run work(row, address of its direction, first, size) on threads, which share the rows or a single row."""
         at = packed.ctypes.data
@@ -204,7 +260,10 @@ class Cpu:
 
 
 def _at(buffer: Buffer | None, first: int) -> int | None:
-    return None if buffer is None else buffer.ctypes.data + first * buffer.itemsize
+    if buffer is None:
+        return None
+    begin = buffer.ctypes.data if isinstance(buffer, np.ndarray) else buffer.data_ptr()
+    return begin + first * buffer.itemsize
 
 
 def _is16(buffer: Buffer | None) -> int:

@@ -86,10 +86,16 @@ class Hosted:
         return self.inner.squared_lengths(packed, dimension, None)
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
+        if self._takes(plus):
+            self.inner.move(weights, packed, start, plus, minus)
+            return
         with _borrow(plus, *([] if minus is None else [minus])) as outs:
             self.inner.move(host(weights.cpu()), packed, start, outs[0], None if minus is None else outs[1])
 
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
+        if self._takes(out):
+            self.inner.descend(weights, packed, start, out)
+            return
         with _borrow(out) as (there,):
             self.inner.descend(None if weights is None else host(weights.cpu()), packed, start, there)
 
@@ -100,6 +106,10 @@ class Hosted:
     def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
         with _borrow(weights) as (there,):
             self.inner.fold(there, packed, start)
+
+    def _takes(self, tensor: Any) -> bool:
+        """Return whether the backend takes a tensor as it is: in a round it is given a hundred, most of them small."""
+        return isinstance(self.inner, native.Cpu) and tensor.device.type == "cpu"
 
     def fingerprint(self, weights: Buffer, start: int) -> int:
         return self.inner.fingerprint(host(weights.cpu()), start)
