@@ -21,8 +21,7 @@ from cyber0.directions.native import Cpu
 from cyber0.layerwise.source import perturbation_of
 from cyber0.parameters import Parameters
 
-torch.ones(10**6).sum()
-assert native.openmp() is not None
+assert native.openmp()[1] is not None
 called, one, library = [], Cpu(threads=1), native.library()
 native.WORTH_A_PART = 128
 
@@ -56,11 +55,22 @@ for size in (300, 4097, 100_003):
                 theirs = moved(one)
                 assert "cyber0_share" not in called
                 for threads in (2, 3, 8):
+                    torch.set_num_threads(threads)
                     called.clear()
-                    ours = moved(Cpu(threads=threads))
+                    ours = moved(Cpu())
                     assert called == ["cyber0_share"] * 4
+                    called.clear()
+                    moved(Cpu(threads=threads - 1))  # told to use fewer than torch does
+                    assert "cyber0_share" not in called
                     for a, b in zip(ours, theirs, strict=True):
                         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+called.clear()
+torch.set_num_threads(1)  # as in the workers of a study
+moved(Cpu())
+torch.set_num_threads(2)
+array = torch.zeros(size).numpy()  # a process that computes on NumPy arrays alone can be forked
+Cpu().move(array, packed[:1], 0, array.copy(), None)
+assert "cyber0_share" not in called
 print("the same bits")
 """
 FORKED = """
@@ -71,21 +81,36 @@ from cyber0.layerwise.source import perturbation_of
 from cyber0.directions import DirectionKey
 from cyber0.parameters import Parameters
 
+torch.set_num_threads(2)
 flat, plus = torch.zeros(10**6), torch.empty(10**6)
 packed = perturbation_of(Parameters({"a": flat}), DirectionKey(5, 1), 0.25).rows
-native.Cpu(threads=2).move(flat, packed, 0, plus, None)
-assert native.openmp() is not None
+native.Cpu().move(flat, packed, 0, plus, None)
+assert native.openmp()[1] is not None
 child = os.fork()
 if child == 0:
     again = torch.empty(10**6)
-    native.Cpu(threads=2).move(flat, packed, 0, again, None)
-    os._exit(0 if native.openmp() is None and bytes(again.numpy()) == bytes(plus.numpy()) else 1)
+    native.Cpu().move(flat, packed, 0, again, None)
+    os._exit(0 if native.openmp()[1] is None and bytes(again.numpy()) == bytes(plus.numpy()) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("the same bits")
+"""
+ODD_NAMES = """
+import mmap, os, tempfile
+import torch
+from cyber0.directions import native
+
+strange = os.fsencode(tempfile.mkdtemp()) + b"/caf\\xe9 x"
+with open(strange, "wb+") as file:
+    file.write(b"0" * 4096)
+    file.flush()
+    held = mmap.mmap(file.fileno(), 4096)  # its name is no UTF-8
+assert native.openmp()[1] is not None
+os.unlink(strange)
 print("the same bits")
 """
 
 
-@pytest.mark.parametrize("code", [BITS, FORKED], ids=["bits", "forked"])
+@pytest.mark.parametrize("code", [BITS, FORKED, ODD_NAMES], ids=["bits", "forked", "a mapped file with an odd name"])
 def test_it_gives_the_bits_of_one_thread(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "the same bits\n", done.stderr

@@ -99,6 +99,40 @@ def test_the_same_run_gives_the_same_bits():
     assert first.parameters.fingerprint() == second.parameters.fingerprint()
 
 
+@pytest.mark.parametrize("options", [{"local_epochs": 2}, {"engine": "sequential"}])
+def test_memory_is_counted_by_the_largest_client(options, monkeypatch):
+    """One of ten holds nearly all: its samples at once, and as many for each client where rows are filled up."""
+    x, y = np.zeros((2000, 500), dtype=np.float32), np.arange(2000) % 2
+    shares = [np.arange(1991), *(np.array([each]) for each in range(1991, 2000))]
+    task = task_of(nn.Linear(500, 2), (x, y), (x[:10], y[:10]))
+    monkeypatch.setattr("cyber0.tasks.memory.available", lambda _: 3 * 2**20 if "engine" in options else 30 * 2**20)
+    config = RunConfig(**{**SMALL, "clients": 10, "partition": "iid", **options})
+    with pytest.raises(
+        InvalidConfig, match=r"batch = 0, all samples, of 10 clients needs .* give the samples of a batch"
+    ):
+        Simulation(config, task, split=lambda *_: shares)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_model_without_forward_mode_is_measured_by_its_gradients():
+    x, y = torch.randn(30, 4, 3), torch.arange(30) % 2
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.gru(x)[0][:, -1])
+
+    options = {**SMALL, **UNEQUAL, "mu": 0.0, "rounds": 1, "local_epochs": 1, "clients": 3}
+    votes = [
+        next(iter(Simulation(RunConfig(**options, engine=engine), task_of(Recurrent, (x, y), (x, y))).play())).honest
+        for engine in ("batched", "sequential")
+    ]
+    np.testing.assert_allclose(votes[0], votes[1], rtol=0, atol=1e-4 * np.abs(votes[1]).max())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -21,7 +21,7 @@ __all__ = ["WHOLE", "Cpu", "available", "library"]
 
 NAME = "cyber0.directions._stream"
 WORTH_A_THREAD = 2**17  # least coordinates for a thread: they take 100 to 200 us, and so does waking it
-WORTH_A_PART = 2**13  # the same for a thread of torch's, which is awake
+WORTH_A_PART = 2**15  # the same for a thread of torch's, which is awake if torch has just computed something
 TILE = 2**11  # coordinates that `fold` keeps in the first-level cache
 LONGEST = 2**27  # numbers of directions that `fold` computes in one call, which nothing interrupts: a fifth of a second
 WHOLE = 2**16  # most coordinates of a direction that stays in the second-level cache
@@ -55,18 +55,20 @@ def library() -> Any:
     return declared(ctypes.CDLL(spec.origin))
 
 
-def openmp() -> int | None:
-    """Return the address of the function that runs work on the threads of torch's OpenMP; None if there is none.
+def openmp() -> tuple[int, int | None]:
+    """Return how many threads torch computes on, and the address of the function that runs work on them, or None.
 
     A forked process must not call it: the threads are its parent's.
     """
-    return _team() if "torch" in sys.modules and not _forked else None
+    torch: Any = sys.modules.get("torch")
+    return (1, None) if torch is None or _forked else (torch.get_num_threads(), _team())
 
 
 @lru_cache(maxsize=1)
 def _team() -> int | None:
     try:
-        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+        lines = [line for line in Path("/proc/self/maps").read_bytes().splitlines() if b"libgomp" in line]
+        mapped = {os.fsdecode(line.split(maxsplit=5)[-1]) for line in lines}  # a path may have spaces
         ours = {each for each in mapped if "torch" in each} if len(mapped) > 1 else mapped  # others bring their own
         function = ctypes.CDLL(ours.pop()).GOMP_parallel if len(ours) == 1 else None
     except (OSError, AttributeError):
@@ -216,15 +218,18 @@ class Cpu:
     def _on_team(
         self, weights: Buffer | None, out: Buffer, minus: Buffer | None, packed: Packed, start: int, count: int
     ) -> bool:
-        """Move or descend on torch's own threads; return whether there are any, and the work is worth them.
+        """Move or descend a tensor on torch's own threads; return whether it has any, and the work is worth them.
 
-        These spin for some milliseconds after each operation, and would keep other threads from their cores.
+        These spin for some milliseconds after each operation, and would keep other threads from their cores. The team
+        is always as large as torch's own: for another size its threads would be ended, and started again.
         """
         size = len(out)
-        threads, team = min(self.threads or cores(), size // WORTH_A_PART), openmp()
-        if team is None or threads < 2:
+        if isinstance(out, np.ndarray) or size < 2 * WORTH_A_PART:
             return False
-        step = -(-size // threads // 128) * 128
+        threads, team = openmp()
+        if team is None or threads < 2 or (self.threads or threads) < threads:
+            return False
+        step = -(-size // min(threads, size // WORTH_A_PART) // 128) * 128
         buffers = _at(weights, 0), _is16(weights), _at(out, 0), _at(minus, 0), _is16(out)
         library().cyber0_share(team, threads, step, *buffers, size, start, packed.ctypes.data, count)
         return True

@@ -109,7 +109,7 @@ class Hosted:
 
     def _takes(self, tensor: Any) -> bool:
         """Return whether the backend takes a tensor as it is: in a round it is given a hundred, most of them small."""
-        return isinstance(self.inner, native.Cpu) and tensor.device.type == "cpu"
+        return isinstance(self.inner, native.Cpu) and tensor.device.type == "cpu" and not tensor.is_neg()
 
     def fingerprint(self, weights: Buffer, start: int) -> int:
         return self.inner.fingerprint(host(weights.cpu()), start)

@@ -52,6 +52,7 @@ __all__ = ["Batch", "Walk"]
 Tensor = torch.Tensor
 Losses = Callable[[Any, Any], Tensor]
 GRAIN = 8
+AT_MOST = {"cpu": 2**17}  # tokens of a micro-batch; a GPU that runs out of memory says so
 OVERHEAD = {"cuda": 2048, "cpu": 64}  # what a micro-batch costs besides its tokens, in tokens
 
 
@@ -312,10 +313,11 @@ class Walk:
         """Sort samples by size, and cut them at the places that were best for the first batch of this length."""
         known = np.full(len(labels), inputs[0].numel()) if sizes is None else sizes.ravel()
         order = np.argsort(known, kind="stable")
-        limits = len(labels), self.max_tokens
+        most = self.max_tokens if sizes is None else self.max_tokens or AT_MOST.get(self.device.type)
+        limits = len(labels), most
         if limits not in self._cuts:
             widths = np.array([round_up(int(size), self._grain) for size in known[order]])
-            self._cuts[limits] = cuts(widths, OVERHEAD.get(self.device.type, 64), self.max_tokens)
+            self._cuts[limits] = cuts(widths, OVERHEAD.get(self.device.type, 64), most)
         places = upload(order, self.device)
         return [
             self._cut(inputs, labels, places[a:b], None if sizes is None else known[order[a:b]])

@@ -96,8 +96,13 @@ class Batched:
         if not _is_ragged(self.worlds[0]):
             x, y = _batches(self.worlds, t, epoch, present)
             return slopes(*model, x, y, z) * self._per_world(t, self._scale)
-        chosen, owners = _ragged(self.worlds, t, epoch, present, each=offsets is not None)
+        gradients = self.plan.mu == 0 and self.worlds[0].private is None
+        chosen, owners = _ragged(self.worlds, t, epoch, present, each=gradients or offsets is not None)
         x, y = _stacked([world.population.samples(rows) for world, rows in chosen])
+        if gradients:
+            factors = torch.stack([upload(_factors(each, len(present)), x.device) for each in owners])
+            found = derivatives(self.task, self.parameters, weights, offsets, x, y, factors.view(x.shape[:3]))
+            return (found @ z.mT) * self._per_world(t, self._scale)
         found = sample_slopes(*model, x, y, z).flatten(1, 2)
         if self.worlds[0].private is None:
             means = [_means(own, of, len(present)) for own, of in zip(found, owners, strict=True)]
@@ -314,6 +319,16 @@ def _is_ragged(world: World) -> bool:
 def _drawn(world: World, t: int, epoch: int, present: Indices) -> tuple[Indices, Indices]:
     """Return the samples of ragged batches, client after client, and the place of each one's owner in `present`."""
     return world.population.held(present) if world.private is None else world.private.batch(t, epoch, present)
+
+
+def _factors(owners: Indices, clients: int) -> NDArray[np.float32]:
+    """Return what each sample counts in its client's mean; 0 for those that belong to nobody.
+
+    >>> _factors(np.array([0, 0, 1, 2]), clients=2)
+    array([0.5, 0.5, 1. , 0. ], dtype=float32)
+    """
+    shares = np.append(1 / np.bincount(owners, minlength=clients)[:clients], 0)
+    return shares[owners].astype(np.float32)
 
 
 def _means(values: Tensor, owners: Indices, clients: int) -> Tensor:

@@ -26,6 +26,7 @@ from cyber0.simulation.private import PrivateClients
 from cyber0.simulation.spread import Spread
 from cyber0.tasks import devices, partition
 from cyber0.tasks.evaluation import Evaluation, evaluate
+from cyber0.tasks.memory import check_batches
 from cyber0.tasks.partition import Partition
 from cyber0.tasks.task import Task
 
@@ -72,6 +73,10 @@ class Simulation:
         self.participant = build_participant(self.task, config, self.device, simulated=config)
         self.parameters = self.participant.parameters
         self.population, self.validation = self._populate(config.partition if split is None else split)
+        if config.batch == 0:
+            module: Any = self.parameters.module
+            largest = max(len(share) for share in self.population.shares)
+            check_batches(module, config, self.population.dataset, self.device, largest)
         self.goal = self._aim()
         private = PrivateClients(config, self.population, self.parameters.size) if config.is_private else None
         commits, measure = CommitSequence(self.plan), self.participant.measure

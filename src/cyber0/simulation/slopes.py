@@ -190,16 +190,30 @@ def _repeated(values: Tensor, axis: int, count: int) -> Tensor:
 
 
 def derivatives(
-    task: Task, parameters: Parameters, weights: Tensor, offsets: Tensor | None, x: Tensor, y: Tensor
+    task: Task,
+    parameters: Parameters,
+    weights: Tensor,
+    offsets: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    factors: Tensor | None = None,
 ) -> Tensor:
-    """Return the gradient of each client's mean loss at its local model, [S, n, d]."""
+    """Return the gradient of each client's mean loss at its local model, [S, n, d].
+
+    With `factors` [S, n, B] it is that of the sum of its samples' losses, each times its factor.
+    """
     losses = _losses_of(task, parameters)
 
     def loss(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return losses(weights, x, y).mean()
 
+    def summed(weights: Tensor, x: Tensor, y: Tensor, factors: Tensor) -> Tensor:
+        return (losses(weights, x, y) * factors).sum()
+
     local, axis = (weights, None) if offsets is None else (weights[:, None] + offsets, 0)
-    return vmap(vmap(grad(loss), in_dims=(axis, 0, 0)))(local, x, y)
+    if factors is None:
+        return vmap(vmap(grad(loss), in_dims=(axis, 0, 0)))(local, x, y)
+    return vmap(vmap(grad(summed), in_dims=(axis, 0, 0, 0)))(local, x, y, factors)
 
 
 def _losses_of(task: Task, parameters: Parameters) -> Any:

@@ -20,7 +20,7 @@ from cyber0.errors import Cyber0Error, InvalidConfig
 from cyber0.extras import require
 from cyber0.simulation.learners import World
 from cyber0.simulation.population import Indices
-from cyber0.threads import cores
+from cyber0.threads import cores, limit_threads
 
 __all__ = ["Spread"]
 
@@ -138,6 +138,7 @@ class _Share:
 
         if self.simulation is None:  # not earlier: an actor whose constructor raises has died, as far as Ray can tell
             torch.set_num_threads(1)  # an actor for each core is more than threads of one
+            limit_threads(1)
             self.simulation = Simulation(RunConfig(**self.config), **self.given)
         self.simulation.replay(aggregates)
         return np.asarray(torch.as_tensor(self.simulation.votes(t, share)).cpu(), dtype=np.float32)

@@ -20,7 +20,7 @@ from typing import Any
 
 from cyber0.extras import require
 from cyber0.study.work import DEVICE_WORKERS, Batch, Outcome, play
-from cyber0.threads import share_of_cores
+from cyber0.threads import limit_threads, share_of_cores
 
 __all__ = ["ENGINES", "local", "on_ray"]
 
@@ -96,6 +96,7 @@ def _prepare(threads: int | None) -> None:
     _end_with_study()
     if threads is not None:
         require("torch", extra="train").set_num_threads(threads)
+        limit_threads(threads)
 
 
 def _end_with_study() -> None:
@@ -137,6 +138,7 @@ def on_ray(batches: list[Batch], workers: int, progress: OnProgress, unfinished:
 
 def _play_remotely(batch: Batch) -> list[Outcome]:
     require("torch", extra="train").set_num_threads(1)
+    limit_threads(1)
     return play(batch, lambda _round: None)
 
 

@@ -22,7 +22,7 @@ from cyber0.layerwise.mapped import is_mapped
 from cyber0.layerwise.modules import blocks, handlers, trained
 from cyber0.layerwise.protocols import is_layerwise
 from cyber0.layerwise.source import MATRICES_AT_ONCE
-from cyber0.layerwise.walk import OVERHEAD
+from cyber0.layerwise.walk import AT_MOST, OVERHEAD
 from cyber0.tasks.dataset import Dataset
 
 __all__ = [
@@ -196,15 +196,22 @@ def check_run(
     """
     if is_layerwise(module):
         check_training(module, device, **_options(module, config, device))
-    if dataset is not None:
+    if dataset is not None and (config.batch or config.clients == 1):  # else who holds how many is not known yet
         check_batches(module, config, dataset, device)
 
 
-def check_batches(module: nn.Module, config: RunConfig, dataset: Dataset, device: torch.device | str = "cpu") -> None:
+def check_batches(
+    module: nn.Module,
+    config: RunConfig,
+    dataset: Dataset,
+    device: torch.device | str = "cpu",
+    largest: int | None = None,
+) -> None:
     """Refuse a run whose clients' batches do not fit into memory.
 
     Counted are the numbers of the samples that all clients draw, their inputs, and, unless a language model takes them
-    in parts that fit, the outputs of the model's largest layer, for those clients that are measured together.
+    in parts that fit, the outputs of the model's largest layer, for those clients that are measured together. `largest`
+    is how many samples one of them holds at most; None: all.
 
     >>> x, y = np.zeros((5, 9)), np.arange(5)
     >>> data = Dataset(x, y, x, y, classes=100, source="mine")
@@ -217,7 +224,7 @@ are free on cpu: use a smaller batch, fewer clients, or another machine
     together = config.clients if config.engine == "batched" or config.algorithm == "fedavg" else 1
     drawn = DRAWN * config.batch * config.clients * config.local_epochs
     sample = dataset.train_inputs[:1]
-    measured = config.batch * together or len(dataset.train_inputs) * together // config.clients
+    measured = config.batch * together or _held(module, config, together, len(dataset.train_inputs), largest)
     need = measured * sample.nbytes
     free = available(device)
     if free is not None and need > free // 1000 and not is_layerwise(module):  # else no layer's output matters
@@ -229,11 +236,20 @@ are free on cpu: use a smaller batch, fewer clients, or another machine
         _refuse_batches(config, need, device, helps=together > 1)
 
 
+def _held(module: nn.Module, config: RunConfig, together: int, samples: int, largest: int | None) -> int:
+    """Return how many samples are measured together where clients use all they hold."""
+    if together == 1:
+        return largest or samples
+    alike = not is_layerwise(module) and (config.local_epochs > 1 or config.mu == 0)  # rows of clients are filled up
+    return together * (largest or samples) if alike else samples
+
+
 def _refuse_batches(config: RunConfig, need: int, device: torch.device | str, *, helps: bool) -> None:
     """Refuse what does not fit; `helps` says whether measuring one client after the other could."""
     free = available(device)
     if free is not None and need > free:
-        ways = ["use a smaller batch", "fewer clients", *["engine = 'sequential'"] * helps]
+        ways = ["use a smaller batch", "fewer clients"] if config.batch else ["give the samples of a batch, as 64"]
+        ways += ["engine = 'sequential'"] * helps
         given = f"batch = {config.batch:,}" if config.batch else "batch = 0, all samples,"
         raise InvalidConfig(
             f"{given} of {config.clients} clients needs {readable(need)} for a local step, and "
@@ -276,7 +292,8 @@ def _tokens(sizes: Sequence[int], samples: int, device: torch.device | str) -> i
     if len(sizes) == 0:
         return 0
     batch = np.quantile(np.asarray(sizes), np.linspace(0, 1, samples), method="nearest").astype(np.int64)
-    ends = cuts(batch, OVERHEAD.get(torch.device(device).type, OVERHEAD["cpu"]))
+    kind = torch.device(device).type
+    ends = cuts(batch, OVERHEAD.get(kind, OVERHEAD["cpu"]), AT_MOST.get(kind))
     return 2 * max((end - begin) * int(batch[end - 1]) for begin, end in pairwise(ends))
 
 
