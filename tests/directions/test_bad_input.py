@@ -111,3 +111,8 @@ def test_flushing_subnormal_numbers_changes_no_bit():
     assert kept
     assert ((bits & 0x7FFFFFFF) != 0).all()
     assert ((bits & 0x7F800000) == 0).any()
+
+
+def test_a_tensor_whose_sign_is_not_in_its_memory_is_refused():
+    with pytest.raises(RuntimeError, match="negative bit"):
+        perturb(torch._neg_view(torch.ones(8)), KEY, 0.1)

@@ -669,3 +669,15 @@ def test_the_model_itself_is_called_in_the_arithmetic_of_the_walk():
 def test_a_walk_needs_a_module():
     with pytest.raises(InvalidEstimate, match=r"a walk needs a torch module: build the parameters with Parameters.of"):
         Walk(Parameters({"w": torch.zeros(3)}), cross_entropy)
+
+
+def test_a_micro_batch_on_a_cpu_has_a_most_of_tokens(monkeypatch):
+    x, y = prompts()
+    walk = Walk(Parameters.of(classifier("llama")), cross_entropy)
+    monkeypatch.setattr("cyber0.layerwise.walk.AT_MOST", {"cpu": 24})
+    few, found = walk.batch(x, y), walk.slopes(x, y, keys(1)[0], 1e-2)
+    assert all(len(part.labels) == 1 or part.inputs.numel() <= 24 for part in few.micro_batches)
+    monkeypatch.undo()
+    whole = Walk(walk.parameters, cross_entropy)
+    assert len(few.micro_batches) > len(whole.batch(x, y).micro_batches)
+    torch.testing.assert_close(found, whole.slopes(x, y, keys(1)[0], 1e-2), rtol=1e-3, atol=1e-4)

@@ -98,7 +98,7 @@ def declared(loaded: Any) -> Any:
 class Cpu:
     """The fast CPU backend; `threads` (default: all cores this process may use) changes the speed, never a bit.
 
-    What it moves, descends and folds may be torch tensors on the CPU, too.
+    What it moves and descends may be torch tensors on the CPU, too.
 
     >>> from cyber0.directions import DirectionKey, sample
     >>> key = DirectionKey(seed=1, round=0)

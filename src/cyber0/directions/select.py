@@ -86,14 +86,14 @@ class Hosted:
         return self.inner.squared_lengths(packed, dimension, None)
 
     def move(self, weights: Buffer, packed: Packed, start: int, plus: Buffer, minus: Buffer | None) -> None:
-        if self._takes(plus):
+        if self._takes(weights, plus):
             self.inner.move(weights, packed, start, plus, minus)
             return
         with _borrow(plus, *([] if minus is None else [minus])) as outs:
             self.inner.move(host(weights.cpu()), packed, start, outs[0], None if minus is None else outs[1])
 
     def descend(self, weights: Buffer | None, packed: Packed, start: int, out: Buffer) -> None:
-        if self._takes(out):
+        if self._takes(weights, out):
             self.inner.descend(weights, packed, start, out)
             return
         with _borrow(out) as (there,):
@@ -107,9 +107,11 @@ class Hosted:
         with _borrow(weights) as (there,):
             self.inner.fold(there, packed, start)
 
-    def _takes(self, tensor: Any) -> bool:
-        """Return whether the backend takes a tensor as it is: in a round it is given a hundred, most of them small."""
-        return isinstance(self.inner, native.Cpu) and tensor.device.type == "cpu" and not tensor.is_neg()
+    def _takes(self, *tensors: Any) -> bool:
+        """Return whether the backend takes tensors as they are: a round has a hundred, most of them small."""
+        return isinstance(self.inner, native.Cpu) and all(
+            each is None or (each.device.type == "cpu" and not each.is_neg()) for each in tensors
+        )
 
     def fingerprint(self, weights: Buffer, start: int) -> int:
         return self.inner.fingerprint(host(weights.cpu()), start)

@@ -51,7 +51,7 @@ __all__ = ["Batch", "Walk"]
 
 Tensor = torch.Tensor
 Losses = Callable[[Any, Any], Tensor]
-GRAIN = 8
+GRAIN = 8  # tokens
 AT_MOST = {"cpu": 2**17}  # tokens of a micro-batch; a GPU that runs out of memory says so
 OVERHEAD = {"cuda": 2048, "cpu": 64}  # what a micro-batch costs besides its tokens, in tokens
 
@@ -316,7 +316,8 @@ class Walk:
         most = self.max_tokens if sizes is None else self.max_tokens or AT_MOST.get(self.device.type)
         limits = len(labels), most
         if limits not in self._cuts:
-            widths = np.array([round_up(int(size), self._grain) for size in known[order]])
+            grain = 1 if sizes is None else self._grain
+            widths = np.array([round_up(int(size), grain) for size in known[order]])
             self._cuts[limits] = cuts(widths, OVERHEAD.get(self.device.type, 64), most)
         places = upload(order, self.device)
         return [
