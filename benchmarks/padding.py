@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.measure import Row, report
 from cyber0.layerwise.batching import cuts, round_up
-from cyber0.layerwise.walk import GRAIN, OVERHEAD
+from cyber0.layerwise.micro_batches import GRAIN, OVERHEAD
 from cyber0.tasks.text import prompts, rows
 from cyber0.tasks.text.tokens import encode, lengths
 

@@ -75,7 +75,7 @@ def build_participant(
     with loading(agreement.precision):
         built = build_model(task, agreement.seed)
     choose(built, agreement.train)
-    module: Any = in_precision(built, agreement.precision, agreement.mu)
+    module: Any = in_precision(built, agreement.precision)
     keys: dict[str, Any] = {key: getattr(agreement, key) for key in Agreement.model_fields}
     alone = RunConfig(**keys, engine="sequential", stream=stream).model_copy(update={"clients": 1})
     memory.check_run(module, simulated or alone, device, task.dataset)

@@ -452,7 +452,7 @@ def test_parts_change_nothing(model):
     slopes = []
     for most in (None, 200, 31, 1):
         walk = Walk(parameters, cross_entropy)
-        walk.max_tokens = most
+        walk.cutter.max_tokens = most
         batch = walk.batch(x, y)
         assert sorted(torch.cat([part.order for part in batch.micro_batches]).tolist()) == list(range(40))
         slopes.append(walk.along(batch, keys()[0], 1e-2).numpy())
@@ -674,7 +674,7 @@ def test_a_walk_needs_a_module():
 def test_a_micro_batch_on_a_cpu_has_a_most_of_tokens(monkeypatch):
     x, y = prompts()
     walk = Walk(Parameters.of(classifier("llama")), cross_entropy)
-    monkeypatch.setattr("cyber0.layerwise.walk.AT_MOST", {"cpu": 24})
+    monkeypatch.setattr("cyber0.layerwise.micro_batches.AT_MOST", {"cpu": 24})
     few, found = walk.batch(x, y), walk.slopes(x, y, keys(1)[0], 1e-2)
     assert all(len(part.labels) == 1 or part.inputs.numel() <= 24 for part in few.micro_batches)
     monkeypatch.undo()

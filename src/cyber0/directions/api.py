@@ -26,7 +26,7 @@ __all__ = [
     "sample",
 ]
 
-PROJECTION_CHUNK = 2**22
+PROJECTED_AT_ONCE = {"cuda": 2**25}  # numbers of all directions together; elsewhere 2**22, which caches hold
 
 
 def sample(
@@ -179,7 +179,7 @@ def descend(
 
 
 def project(
-    vector: Any,
+    vectors: Any,
     keys: Sequence[DirectionKey],
     *,
     start: int = 0,
@@ -187,24 +187,34 @@ def project(
     dimension: int | None = None,
     backend: str | Backend | None = None,
 ) -> Any:
-    """Return the inner product of a float32 vector with each direction, in float64, a chunk at a time.
+    """Return the inner products of float32 vectors with each direction, in float64, a chunk at a time.
 
-    Unlike the other operations, its last bits depend on the device.
+    One vector [size] gives [directions], several [vectors, size] give [vectors, directions]: every direction is then
+    generated once for all of them. Unlike the other operations, its last bits depend on the device.
 
     >>> key = DirectionKey(seed=1, round=0)
     >>> project(sample(key, 1000, family="sphere"), [key], family="sphere").round(6)
     array([1.])
+    >>> project(np.ones((3, 8), dtype=np.float32), [key], family="rademacher")
+    array([[-2.],
+           [-2.],
+           [-2.]])
     """
-    flat, _ = _flat(vector)
-    chosen, packed = _prepare_slice(flat, keys, np.ones(len(keys)), start, family, dimension, backend)
-    z = empty(min(len(flat), PROJECTION_CHUNK), device_of(flat))
-    totals: Any = np.zeros(len(keys)) if device_of(flat) is None else flat.new_zeros(len(keys)).double()
-    for first in range(0, len(flat), len(z)):
-        part = flat[first : first + len(z)]
-        for i in range(len(keys)):
-            chosen.fill(z[: len(part)].reshape(1, -1), packed[i : i + 1], start + first)
-            totals[i] += z[: len(part)] @ part
-    return totals
+    flat, _ = _flat(vectors)
+    rows = flat.reshape(-1, vectors.shape[-1])
+    size, device = rows.shape[1], device_of(flat)
+    chosen, packed = _prepare_slice(rows[0], keys, np.ones(len(keys)), start, family, dimension, backend)
+    at_once = PROJECTED_AT_ONCE.get("cpu" if device is None else device.type, 2**22)
+    width = min(size, max(1, at_once // len(keys)))
+    z = empty(len(keys) * width, device)
+    totals: Any = np.zeros((len(rows), len(keys)))
+    totals = totals if device is None else flat.new_zeros(totals.shape).double()
+    for first in range(0, size, width):
+        part = rows[:, first : first + width]
+        filled = z[: len(keys) * part.shape[1]].reshape(len(keys), -1)
+        chosen.fill(filled, packed, start + first)
+        totals += part @ filled.T
+    return totals.reshape(*vectors.shape[:-1], len(keys))
 
 
 def fingerprint(weights: Any, *, start: int = 0, backend: str | Backend | None = None) -> int:

@@ -52,9 +52,9 @@ def _register() -> None:
 
 
 def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
-    """Return what transformers computes; by our own kernel if prompts are short and Triton is installed."""
+    """Return what transformers computes; by our own kernel if prompts are short, and nothing is differentiated."""
     known = all(name in KNOWN or value is None for name, value in options.items()) and not options.get("dropout")
-    if known and query.is_cuda and find_spec("triton") is not None:
+    if known and query.is_cuda and not query.requires_grad and find_spec("triton") is not None:
         from cyber0.layerwise import short_attention
 
         if short_attention.supports(query, key, attention_mask):

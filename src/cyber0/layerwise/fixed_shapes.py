@@ -22,12 +22,12 @@ from cyber0.errors import InvalidEstimate
 from cyber0.estimate import Losses, computed_in_double
 from cyber0.layerwise import modules
 from cyber0.layerwise.measure import LayerwiseEstimate, Measure, part_slopes_of
+from cyber0.layerwise.micro_batches import OVERHEAD
 from cyber0.layerwise.part_sizes import ROWS, best_part, fixed_width, part_sizes, split, widths_for
 from cyber0.layerwise.proof import SMALL
 from cyber0.layerwise.protocols import PaddableInputs, SizedInputs, implements
 from cyber0.layerwise.trial import LEAST as ENOUGH_TO_TRY
 from cyber0.layerwise.trial import Trial, not_one_each
-from cyber0.layerwise.walk import OVERHEAD
 from cyber0.parameters import Parameters
 
 __all__ = ["FixedShapes"]

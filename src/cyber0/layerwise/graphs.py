@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cyber0.layerwise.source import CapturableSource
     from cyber0.layerwise.walk import Walk
 
-__all__ = ["Graphs", "is_out_of_memory"]
+__all__ = ["MAX_GRAPHS", "Graphs", "no_garbage_collection"]
 
 Tensor = torch.Tensor
 MAX_GRAPHS = 96
@@ -56,7 +56,7 @@ class _Graph:
         self.graph = torch.cuda.CUDAGraph()
         self._rest()
         with ExitStack() as within:
-            within.enter_context(_no_garbage_collection())
+            within.enter_context(no_garbage_collection())
             within.enter_context(torch.cuda.graph(self.graph, pool=pool, stream=stream))
             for supply in self._supplies:
                 within.enter_context(supply.capture())
@@ -76,7 +76,7 @@ class _Graph:
 
 
 @contextmanager
-def _no_garbage_collection() -> Generator[None]:
+def no_garbage_collection() -> Generator[None]:
     """Keep the collector from destroying another graph, of a walk that is gone: that would invalidate the capture."""
     enabled = gc.isenabled()
     gc.disable()
@@ -85,14 +85,3 @@ def _no_garbage_collection() -> Generator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that memory has run out.
-
-    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
-    True
-    """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

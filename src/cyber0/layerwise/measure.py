@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cyber0.directions import Backend, DirectionKey, Family
+from cyber0.directions import Backend, DirectionKey, Family, project
 from cyber0.errors import InvalidConfig, InvalidEstimate, NonFiniteLoss
 from cyber0.estimate import Losses, estimate, nonfinite_cause, part_slopes
+from cyber0.layerwise.backward import Gradient
 from cyber0.layerwise.frozen import is_packed
 from cyber0.layerwise.protocols import Scorer, implements, is_layerwise
 from cyber0.layerwise.walk import Walk
@@ -69,6 +70,8 @@ class PartSlopes(Protocol):
 class LayerwiseEstimate:
     """`estimate`, one layer at a time. Keeps a `Walk` for each model, with the CUDA graphs it has captured.
 
+    With mu = 0 by one backward pass over the whole model.
+
     >>> from cyber0.tasks.task import cross_entropy, mnist_mlp
     >>> task = mnist_mlp(source="embedded", hidden=4)
     >>> parameters = Parameters.of(task.build(0))
@@ -82,6 +85,7 @@ class LayerwiseEstimate:
     def __init__(self, arithmetic: torch.dtype = torch.float32) -> None:
         self.arithmetic = arithmetic
         self._walks: dict[int, Walk] = {}
+        self._gradients: dict[int, Gradient] = {}
 
     def walk(self, parameters: Parameters, losses: Losses, backend: str | Backend | None = None) -> Walk:
         """Return the walk of a model. A commit that is pending when its first walk is built is applied."""
@@ -103,17 +107,29 @@ class LayerwiseEstimate:
         backend: str | Backend | None = None,
     ) -> NDArray[np.float32]:
         """Return the vote of a client, as `estimate` does. A commit that is pending is applied."""
-        if mu == 0 or len(keys) == 0:
-            parameters.settle()
-            return estimate(parameters, losses, batch, keys, mu=mu, family=family, backend=backend)
+        if len(keys) == 0:
+            raise InvalidEstimate("there are no directions to measure along: give at least one key")
+        scale = (parameters.size if family == "sphere" else 1) / len(keys)
+        if mu == 0:
+            flat = self.gradient(parameters, losses)(*batch)
+            if not flat.isfinite().all():
+                raise NonFiniteLoss(f"a loss, or its gradient, is not finite: {nonfinite_cause(parameters, batch)}")
+            return (project(flat, keys, family=family, backend=backend) * scale).cpu().numpy().astype(np.float32)
         walk = self.walk(parameters, losses, backend)
         samples = walk.batch(batch[0][None], batch[1][None])
         values = torch.cat([walk.along(samples, key, mu, family) for key in keys]).cpu().numpy()
         if not np.isfinite(values).all():
             index = int(np.flatnonzero(~np.isfinite(values))[0])
             raise NonFiniteLoss(f"the loss along direction {index} is not finite: {nonfinite_cause(parameters, batch)}")
-        scale = parameters.size if family == "sphere" else 1
-        return (values * (scale / len(keys))).astype(np.float32)
+        return (values * scale).astype(np.float32)
+
+    def gradient(self, parameters: Parameters, losses: Losses) -> Gradient:
+        """Return what computes the gradients of a model. A commit that is pending is applied."""
+        parameters.settle()
+        known = self._gradients.get(id(parameters))
+        if known is None or known.losses != losses:
+            known = self._gradients[id(parameters)] = Gradient(parameters, losses, self.arithmetic)
+        return known
 
     def part_slopes(
         self,
@@ -202,7 +218,7 @@ def arithmetic_of(precision: Precision) -> torch.dtype:
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 
-def in_precision(module: Any, precision: Precision, mu: float = 1e-3) -> Any:
+def in_precision(module: Any, precision: Precision) -> Any:
     """Convert the weights of a module, in place, to the type that a precision asks for, and return the module.
 
     What is trained beside packed weights stays float32.
@@ -219,8 +235,6 @@ declared by layerwise=True
             f"precision = {precision!r} is for language models: {type(module).__name__} is trained in float32, unless "
             "it is declared by layerwise=True"
         )
-    if precision != "float32" and mu == 0:
-        raise InvalidEstimate(f"mu = 0, the exact derivative, needs precision = 'float32', not {precision!r}")
     if precision == "bf16":
         to_bf16(module, frozen_only=is_packed(module))
     return module

@@ -13,8 +13,8 @@ import torch
 from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import Losses
-from cyber0.layerwise.graphs import is_out_of_memory
 from cyber0.layerwise.measure import LayerwiseEstimate, Measure, part_slopes_of
+from cyber0.layerwise.micro_batches import is_out_of_memory
 from cyber0.layerwise.recorded import RecordedOperations, recorded_modules, same_rows
 from cyber0.layerwise.unordered import UnorderedOperations
 from cyber0.parameters import Parameters

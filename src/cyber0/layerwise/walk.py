@@ -28,13 +28,13 @@ from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast_attention
-from cyber0.layerwise.batching import cuts, round_up, upload
 from cyber0.layerwise.frozen import supplies
-from cyber0.layerwise.graphs import Graphs, is_out_of_memory
+from cyber0.layerwise.graphs import Graphs
+from cyber0.layerwise.micro_batches import GRAIN, Cutter, MicroBatch, is_out_of_memory, sizes_of
 from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.patched import patched
 from cyber0.layerwise.proof import SMALL, ProofNotPossible, UnreadParameters, give_back_memory, prove
-from cyber0.layerwise.protocols import Scorer, SizedInputs, implements
+from cyber0.layerwise.protocols import Scorer, implements
 from cyber0.layerwise.source import (
     CapturableSource,
     Layout,
@@ -51,19 +51,6 @@ __all__ = ["Batch", "Walk"]
 
 Tensor = torch.Tensor
 Losses = Callable[[Any, Any], Tensor]
-GRAIN = 8  # tokens
-AT_MOST = {"cpu": 2**17}  # tokens of a micro-batch; a GPU that runs out of memory says so
-OVERHEAD = {"cuda": 2048, "cpu": 64}  # what a micro-batch costs besides its tokens, in tokens
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MicroBatch:
-    """Samples of similar size, and their places in the batch."""
-
-    inputs: Tensor
-    labels: Tensor
-    order: Tensor
-    padded: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,10 +104,9 @@ class Walk:
             self.backend = get_backend(backend, self.device)  # looked up once
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
         self.supplies = supplies(self.module)
-        self.max_tokens: int | None = None
+        self.cutter = Cutter(self.device)
         self._graphs = Graphs(self) if self._capturable else None
         self._proven, self._shared = False, set[tuple[int, int]]()
-        self._cuts: dict[tuple[int, int | None], tuple[int, ...]] = {}
 
     @property
     def layered(self) -> bool:
@@ -166,10 +152,7 @@ class Walk:
         inputs, labels = x.flatten(0, 1), y.flatten(0, 1)
         if len(labels) == 0:
             raise EmptyBatch(f"x has shape {tuple(x.shape)}: there are no samples in it")
-        if not implements(self.module, SizedInputs) or inputs.ndim != 2 or labels.ndim > 1:
-            sizes = None  # inputs are not cut shorter than labels of each token
-        elif sizes is None:
-            sizes = self.module.sizes(inputs).cpu().numpy()
+        sizes = sizes_of(self.module, inputs, labels, sizes)
         return Batch(len(x), inputs, labels, sizes, self._split(inputs, labels, sizes))
 
     def fixed_batch(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Batch:
@@ -281,7 +264,9 @@ class Walk:
             except Exception as error:
                 if batch.fixed or not is_out_of_memory(error):
                     raise
-                self._halve([part], error)
+                self.cutter.halve([part], error)
+                if self._graphs is not None:
+                    self._graphs.clear()
                 parts = batch.micro_batches[:] = self._split(batch.inputs, batch.labels, batch.sizes)
                 self.source.set_perturbation(perturbation(commit=self.parameters.pending))
         return out
@@ -293,51 +278,13 @@ class Walk:
             return self._graphs.run(part.inputs, part.labels, padded=part.padded)
         return self.run(part.inputs, part.labels, padded=part.padded)
 
-    def _halve(self, parts: list[MicroBatch], error: Exception) -> None:
-        largest = max(part.inputs.numel() for part in parts)
-        if max(len(part.labels) for part in parts) == 1:
-            raise InvalidEstimate(
-                f"one sample of {largest} values does not fit into the memory of {self.device}: use shorter texts "
-                "(length=...), a smaller model, precision = 'bf16', or another device"
-            ) from error
-        self.max_tokens = min(largest, self.max_tokens or largest) // 2
-        self._cuts.clear()
-        if self._graphs is not None:
-            self._graphs.clear()
-        warnings.warn(
-            f"out of memory on {self.device}: micro-batches of at most {self.max_tokens} tokens from now on",
-            stacklevel=4,
-        )
-
     def _split(self, inputs: Tensor, labels: Tensor, sizes: NDArray[Any] | None) -> list[MicroBatch]:
-        """Sort samples by size, and cut them at the places that were best for the first batch of this length."""
-        known = np.full(len(labels), inputs[0].numel()) if sizes is None else sizes.ravel()
-        order = np.argsort(known, kind="stable")
-        most = self.max_tokens if sizes is None else self.max_tokens or AT_MOST.get(self.device.type)
-        limits = len(labels), most
-        if limits not in self._cuts:
-            grain = 1 if sizes is None else self._grain
-            widths = np.array([round_up(int(size), grain) for size in known[order]])
-            self._cuts[limits] = cuts(widths, OVERHEAD.get(self.device.type, 64), most)
-        places = upload(order, self.device)
-        return [
-            self._cut(inputs, labels, places[a:b], None if sizes is None else known[order[a:b]])
-            for a, b in pairwise(self._cuts[limits])
-        ]
+        return self.cutter.split(inputs, labels, sizes, self._grain)
 
     @property
     def _grain(self) -> int:
         """Return to multiples of what micro-batches are filled up, so that few shapes occur where each has a graph."""
         return 1 if self._graphs is None else GRAIN
-
-    def _cut(self, inputs: Tensor, labels: Tensor, order: Tensor, sizes: NDArray[Any] | None) -> MicroBatch:
-        chosen = inputs[order]
-        if sizes is None:
-            return MicroBatch(chosen, labels[order], order, padded=True)  # it may be
-        width = round_up(int(sizes[-1]), self._grain)
-        missing = width - chosen.shape[1]
-        chosen = nn.functional.pad(chosen, (0, missing), value=-1) if missing > 0 else chosen[:, :width].contiguous()
-        return MicroBatch(chosen, labels[order], order, padded=bool(sizes[0] < width))
 
     def _handlers(self, whole: Collection[nn.Module] = ()) -> list[tuple[nn.Module, Handler]] | None:
         try:

@@ -8,7 +8,7 @@ import torch
 
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import call_with
-from cyber0.layerwise.graphs import is_out_of_memory
+from cyber0.layerwise.micro_batches import is_out_of_memory
 
 if TYPE_CHECKING:
     from cyber0.layerwise.walk import Walk

@@ -7,7 +7,7 @@ width]; `advance(world, t, aggregate)` moves a world's global model by the aggre
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cyber0.client import Client, projected
-from cyber0.directions import COMPRESSED_EPOCH, matrix
+from cyber0.directions import COMPRESSED_EPOCH, matrix, project
 from cyber0.estimate import estimate
 from cyber0.layerwise.batching import round_up, upload
-from cyber0.layerwise.measure import Measure
+from cyber0.layerwise.measure import LayerwiseEstimate, Measure
 from cyber0.layerwise.walk import Batch, Walk
 from cyber0.parameters import Parameters
 from cyber0.plan import CommitSequence, Plan
@@ -27,7 +27,7 @@ from cyber0.simulation.private import PrivateClients
 from cyber0.simulation.slopes import derivatives, sample_slopes, slopes
 from cyber0.tasks.task import Task
 
-__all__ = ["Batched", "FedAvg", "Layered", "Learner", "Sequential", "World"]
+__all__ = ["Batched", "Differentiated", "FedAvg", "Layered", "Learner", "Sequential", "World"]
 
 Tensor = torch.Tensor
 GRAIN = 64  # a ragged batch of a large model is filled up to a multiple of so many samples, if it has a thousand
@@ -241,6 +241,38 @@ class Layered:
             return (_means(slopes, owned.owners, clients) * scale).float()
         totals = world.private.totals(slopes, upload(owned.owners, slopes.device), clients)
         return world.private.released(totals, t, epoch, owned.present)
+
+
+class Differentiated:
+    """cyber0 on a large model with mu = 0: a backward pass for each client, then all directions for all of them.
+
+    It is for one local step, whose scalars are sent: after it the clients' models differ.
+    """
+
+    def __init__(self, task: Task, worlds: Sequence[World]) -> None:
+        self.rows, self.width = worlds[0].plan.rows, worlds[0].plan.directions
+        self._task, self._worlds = task, worlds
+
+    def votes(self, t: int, present: Indices) -> Tensor:
+        """Return the votes of all clients together (Alg. 1, lines 3 to 11). A vote is NaN where a loss is."""
+        return torch.stack([self._votes(world, t, present) for world in self._worlds])
+
+    advance = staticmethod(Batched.advance)
+
+    def _votes(self, world: World, t: int, present: Indices) -> Tensor:
+        plan, moved, measure = world.plan, _moved(world, t), cast("LayerwiseEstimate", world.measure)
+        gradient, keys = measure.gradient(moved, self._task.losses), plan.keys(t, plan.epoch(0))
+        flat = torch.stack([gradient(*_alone(world, t, present[i : i + 1])) for i in range(len(present))])
+        slopes = project(flat, keys, family=plan.family)
+        scale = (moved.size if plan.family == "sphere" else 1) / plan.directions
+        return (slopes * scale).float()[None]
+
+
+def _alone(world: World, t: int, client: Indices) -> tuple[Tensor, Tensor, NDArray[np.int64] | None]:
+    """Return inputs, labels and sizes of a client's batch."""
+    (samples,) = world.population.chosen(t, 0, client)
+    inputs, labels = world.population.samples(upload(samples, world.population.device))
+    return inputs, labels, world.population.lengths_of(samples)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

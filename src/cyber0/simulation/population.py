@@ -96,8 +96,11 @@ class Population:
 
         Batches of all samples, `batch` = 0, differ in size: they are returned for one client at a time.
         """
-        chosen = self._indices(t)[epoch, present] if self.batch else np.stack(self._shares_of(present))
-        return self.samples(upload(chosen, self.device))
+        return self.samples(upload(self.chosen(t, epoch, present), self.device))
+
+    def chosen(self, t: int, epoch: int, present: Indices) -> Indices:
+        """Return which samples those batches have, [clients, batch]."""
+        return self._indices(t)[epoch, present] if self.batch else np.stack(self._shares_of(present))
 
     def held(self, present: Indices) -> tuple[Indices, Indices]:
         """Return all samples of present clients, one client after the other, and the place of each one's owner."""
@@ -117,7 +120,7 @@ class Population:
 
     def sizes(self, t: int, epoch: int, present: Indices) -> NDArray[np.int64] | None:
         """Return the length of each sample of those batches, [clients, batch]; None where all of a row counts."""
-        return None if self.dataset.lengths is None else self.lengths_of(self._indices(t)[epoch, present])
+        return None if self.dataset.lengths is None else self.lengths_of(self.chosen(t, epoch, present))
 
     def lengths_of(self, samples: Indices) -> NDArray[np.int64] | None:
         """Return the length of each of some samples, in an array of their shape; None where all of a row counts."""

@@ -20,7 +20,7 @@ from cyber0.layerwise.measure import LayerwiseEstimate
 from cyber0.participant import build_participant, load_task
 from cyber0.plan import CommitSequence, participants
 from cyber0.protocol.decide import admissible, decide, quorum
-from cyber0.simulation.learners import Batched, FedAvg, Layered, Learner, Sequential, World
+from cyber0.simulation.learners import Batched, Differentiated, FedAvg, Layered, Learner, Sequential, World
 from cyber0.simulation.population import Indices, Population
 from cyber0.simulation.private import PrivateClients
 from cyber0.simulation.spread import Spread
@@ -212,7 +212,10 @@ def learner_of(config: RunConfig, world: World) -> type[Learner]:
             raise InvalidConfig(f"algorithm = 'fedavg' cannot train a language model, task = {config.task!r}")
         return FedAvg
     if layerwise and config.engine == "batched":
-        return Layered if config.mu > 0 else Sequential
+        if config.mu > 0:
+            return Layered
+        once = config.local_epochs == 1 and world.plan.sends != "projection" and world.private is None
+        return Differentiated if once else Sequential
     return LEARNERS[config.engine]
 
 

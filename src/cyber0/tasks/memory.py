@@ -19,10 +19,10 @@ from cyber0.errors import InvalidConfig, InvalidEstimate, InvalidModel, UnknownN
 from cyber0.layerwise.batching import cuts
 from cyber0.layerwise.frozen import PackedLinear
 from cyber0.layerwise.mapped import is_mapped
+from cyber0.layerwise.micro_batches import AT_MOST, OVERHEAD
 from cyber0.layerwise.modules import blocks, handlers, trained
 from cyber0.layerwise.protocols import is_layerwise
 from cyber0.layerwise.source import MATRICES_AT_ONCE
-from cyber0.layerwise.walk import AT_MOST, OVERHEAD
 from cyber0.tasks.dataset import Dataset
 
 __all__ = [

@@ -1,0 +1,139 @@
+"""The gradient of a language model's loss by one backward pass, for exact slopes along any number of directions.
+
+With mu = 0 a client takes the memory of backpropagation instead of that of inference, and time for about three forward
+passes; each further direction costs one inner product.
+"""
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from cyber0.errors import EmptyBatch, InvalidEstimate
+from cyber0.estimate import Losses, refuse_random
+from cyber0.layerwise import modules
+from cyber0.layerwise.attention import fast_attention
+from cyber0.layerwise.frozen import supplies
+from cyber0.layerwise.graphs import MAX_GRAPHS, no_garbage_collection
+from cyber0.layerwise.micro_batches import GRAIN, Cutter, MicroBatch, is_out_of_memory, sizes_of
+from cyber0.layerwise.protocols import Scorer, implements
+from cyber0.layerwise.whole_model import in_arithmetic, per_sample
+from cyber0.parameters import Parameters
+
+__all__ = ["Gradient"]
+
+Tensor = torch.Tensor
+
+
+class Gradient:
+    """Computes gradients of a model's mean loss, in micro-batches that fit into memory.
+
+    `arithmetic` is the type of activations and products; scores and losses are float32.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = torch.nn.init.constant_(model.weight, 1.0)
+    >>> gradient = Gradient(Parameters.of(model), lambda model, batch: model(batch[0]).square().squeeze(1))
+    >>> gradient(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2))
+    tensor([1., 4.])
+    """
+
+    def __init__(self, parameters: Parameters, losses: Losses, arithmetic: torch.dtype = torch.float32) -> None:
+        if parameters.module is None:
+            raise InvalidEstimate("a gradient needs a torch module: build the parameters with Parameters.of(module)")
+        self.parameters, self.losses, self.arithmetic = parameters, losses, arithmetic
+        self.module: Any = parameters.module
+        self.device: torch.device = parameters.device
+        self.scores = self.module.scores if implements(self.module, Scorer) else self.module
+        self.cutter = Cutter(self.device)
+        self._total = torch.zeros(parameters.size, device=self.device)
+        entries = parameters.manifest.entries
+        self._parts = [self._total[each.start : each.start + each.size].view(each.shape) for each in entries]
+        self._graphs: dict[tuple[object, ...], _Graph] | None = {} if self._capturable else None
+        self.pool = None if self._graphs is None else torch.cuda.graph_pool_handle()  # what graphs need while they run
+
+    def __call__(self, inputs: Tensor, labels: Tensor, sizes: NDArray[Any] | None = None) -> Tensor:
+        """Return the gradient of the mean loss of some samples, flat, in float32: NaN where a loss is.
+
+        `sizes` says how many values of each sample are not padding; giving it saves reading it back from the device.
+        """
+        refuse_random(self.module)
+        if len(labels) == 0:
+            raise EmptyBatch(f"inputs have shape {tuple(inputs.shape)}: there are no samples in them")
+        sizes = sizes_of(self.module, inputs, labels, sizes)
+        share = torch.full((), 1 / len(labels), device=self.device)
+        while True:
+            parts = self.cutter.split(inputs, labels, sizes, 1 if self._graphs is None else GRAIN)
+            try:
+                self._total.zero_()
+                for part in parts:
+                    self._add(part, share)
+                return self._total.clone()
+            except Exception as error:  # the model's own code may fail in any way
+                if not is_out_of_memory(error):
+                    raise
+                self.cutter.halve(parts, error)
+                if self._graphs is not None:
+                    self._graphs.clear()
+                    torch.cuda.empty_cache()
+
+    def run(self, inputs: Tensor, labels: Tensor, share: Tensor, *, padded: bool) -> None:
+        """Add the gradient of the sum of some samples' losses, times a share, to the total."""
+        with ExitStack() as stack:
+            if self.device.type == "cuda":
+                stack.enter_context(fast_attention(self.module, padded=padded))
+            stack.enter_context(torch.enable_grad())
+            with in_arithmetic(self.device, self.arithmetic):
+                losses = per_sample(self.losses(self._called, (inputs, labels)), len(labels))
+            tensors = list(self.parameters.tensors.values())
+            found: Any = torch.autograd.grad(losses.sum() * share, tensors, allow_unused=True)
+        pairs = [(part, each.float()) for part, each in zip(self._parts, found, strict=True) if each is not None]
+        torch._foreach_add_([part for part, _ in pairs], [each for _, each in pairs])
+
+    def _add(self, part: MicroBatch, share: Tensor) -> None:
+        if self._graphs is None:
+            self.run(part.inputs, part.labels, share, padded=part.padded)
+            return
+        key = (*part.inputs.shape, *part.labels.shape[1:], part.padded)
+        if key not in self._graphs:
+            if len(self._graphs) >= MAX_GRAPHS:
+                self._graphs.pop(next(iter(self._graphs)))
+            self._graphs[key] = _Graph(self, part)
+        self._graphs[key].replay(part, share)
+
+    def _called(self, inputs: Tensor) -> Tensor:
+        return self.scores(inputs).float()
+
+    @property
+    def _capturable(self) -> bool:
+        """Return whether one graph serves every batch of a shape, as for a walk."""
+        if self.device.type != "cuda" or not implements(self.module, Scorer) or supplies(self.module):
+            return False
+        try:
+            return not modules.blocks(modules.handlers(self.module))
+        except InvalidEstimate:
+            return False
+
+
+class _Graph:
+    """A captured forward and backward pass over micro-batches of one shape. All graphs add to the same total."""
+
+    def __init__(self, gradient: Gradient, part: MicroBatch) -> None:
+        self.inputs, self.labels = part.inputs.clone(), part.labels.clone()
+        self.share = torch.zeros((), device=gradient.device)  # so that what is run on the way adds nothing
+        stream = torch.cuda.Stream(gradient.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        arguments = self.inputs, self.labels, self.share
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # chooses algorithms and sets up libraries, which a capture cannot
+                gradient.run(*arguments, padded=part.padded)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with no_garbage_collection(), torch.cuda.graph(self.graph, pool=gradient.pool, stream=stream):
+            gradient.run(*arguments, padded=part.padded)
+
+    def replay(self, part: MicroBatch, share: Tensor) -> None:
+        self.inputs.copy_(part.inputs)
+        self.labels.copy_(part.labels)
+        self.share.copy_(share)
+        self.graph.replay()
