@@ -50,12 +50,14 @@ class Gradient:
         entries = parameters.manifest.entries
         self._parts = [self._total[each.start : each.start + each.size].view(each.shape) for each in entries]
         self._graphs: dict[tuple[object, ...], _Graph] | None = {} if self._capturable else None
-        self.pool = None if self._graphs is None else torch.cuda.graph_pool_handle()  # what graphs need while they run
+        if self._graphs is not None:  # graphs run one after the other, in the same memory: that of one stream
+            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
 
     def __call__(self, inputs: Tensor, labels: Tensor, sizes: NDArray[Any] | None = None) -> Tensor:
         """Return the gradient of the mean loss of some samples, flat, in float32: NaN where a loss is.
 
         `sizes` says how many values of each sample are not padding; giving it saves reading it back from the device.
+        The next call overwrites what is returned.
         """
         refuse_random(self.module)
         if len(labels) == 0:
@@ -68,13 +70,14 @@ class Gradient:
                 self._total.zero_()
                 for part in parts:
                     self._add(part, share)
-                return self._total.clone()
+                return self._total
             except Exception as error:  # the model's own code may fail in any way
                 if not is_out_of_memory(error):
                     raise
                 self.cutter.halve(parts, error)
                 if self._graphs is not None:
                     self._graphs.clear()
+                    self.pool = torch.cuda.graph_pool_handle()
                     torch.cuda.empty_cache()
 
     def run(self, inputs: Tensor, labels: Tensor, share: Tensor, *, padded: bool) -> None:
@@ -121,7 +124,7 @@ class _Graph:
     def __init__(self, gradient: Gradient, part: MicroBatch) -> None:
         self.inputs, self.labels = part.inputs.clone(), part.labels.clone()
         self.share = torch.zeros((), device=gradient.device)  # so that what is run on the way adds nothing
-        stream = torch.cuda.Stream(gradient.device)
+        stream = gradient.stream
         stream.wait_stream(torch.cuda.current_stream())
         arguments = self.inputs, self.labels, self.share
         with torch.cuda.stream(stream):

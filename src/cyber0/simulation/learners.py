@@ -262,15 +262,17 @@ class Differentiated:
     def _votes(self, world: World, t: int, present: Indices) -> Tensor:
         plan, moved, measure = world.plan, _moved(world, t), cast("LayerwiseEstimate", world.measure)
         gradient, keys = measure.gradient(moved, self._task.losses), plan.keys(t, plan.epoch(0))
-        flat = torch.stack([gradient(*_alone(world, t, present[i : i + 1])) for i in range(len(present))])
+        flat = torch.empty(len(present), moved.size, device=moved.device)
+        for row, client in zip(flat, present, strict=True):
+            row.copy_(gradient(*_alone(world, t, int(client))))
         slopes = project(flat, keys, family=plan.family)
         scale = (moved.size if plan.family == "sphere" else 1) / plan.directions
         return (slopes * scale).float()[None]
 
 
-def _alone(world: World, t: int, client: Indices) -> tuple[Tensor, Tensor, NDArray[np.int64] | None]:
+def _alone(world: World, t: int, client: int) -> tuple[Tensor, Tensor, NDArray[np.int64] | None]:
     """Return inputs, labels and sizes of a client's batch."""
-    (samples,) = world.population.chosen(t, 0, client)
+    (samples,) = world.population.chosen(t, 0, np.array([client]))
     inputs, labels = world.population.samples(upload(samples, world.population.device))
     return inputs, labels, world.population.lengths_of(samples)
 
