@@ -54,7 +54,7 @@ class Gradient:
             self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
 
     def __call__(self, inputs: Tensor, labels: Tensor, sizes: NDArray[Any] | None = None) -> Tensor:
-        """Return the gradient of the mean loss of some samples, flat, in float32: NaN where a loss is.
+        """Return the gradient of the mean loss of some samples, flat, in float32; it has a NaN, if a loss is not finite.
 
         `sizes` says how many values of each sample are not padding; giving it saves reading it back from the device.
         The next call overwrites what is returned.
@@ -92,6 +92,7 @@ class Gradient:
             found: Any = torch.autograd.grad(losses.sum() * share, tensors, allow_unused=True)
         pairs = [(part, each.float()) for part, each in zip(self._parts, found, strict=True) if each is not None]
         torch._foreach_add_([part for part, _ in pairs], [each for _, each in pairs])
+        self._total[:1] += losses.detach().sum() * 0  # NaN, if a loss is not finite but its gradient is
 
     def _add(self, part: MicroBatch, share: Tensor) -> None:
         if self._graphs is None:

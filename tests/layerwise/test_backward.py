@@ -1,0 +1,178 @@
+"""Exact slopes of language models: a backward pass gives what two forward passes approach, however it is cut."""
+
+import numpy as np
+import pytest
+import torch
+from tests.layerwise.models import classifier, keys
+from tests.layerwise.models import prompts as prompts_of_clients
+from tests.layerwise.test_runs import PRECISIONS, config_of, folder, second_votes, tasks  # noqa: F401
+
+from cyber0.config import RunConfig
+from cyber0.directions import project
+from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss
+from cyber0.estimate import estimate
+from cyber0.layerwise.backward import Gradient
+from cyber0.layerwise.measure import LayerwiseEstimate
+from cyber0.parameters import Parameters, to_bf16
+from cyber0.simulation import Simulation
+from cyber0.simulation.learners import Differentiated
+from cyber0.tasks.task import cross_entropy
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=on_cuda)]
+devices = pytest.mark.parametrize("device", DEVICES)
+
+
+def prompts(samples):
+    x, y = prompts_of_clients(1, samples)
+    return x[0], y[0]
+
+
+def close(ours, theirs, share=1e-4):
+    ours, theirs = np.asarray(torch.as_tensor(ours).cpu()), np.asarray(torch.as_tensor(theirs).cpu())
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=share * np.abs(theirs).max())
+
+
+def by_hand(model, x, y):
+    """The gradient of the mean loss, by torch alone, in one piece."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    found = torch.autograd.grad(cross_entropy(model, (x, y)).mean(), trained, allow_unused=True)
+    parts = [torch.zeros_like(w) if g is None else g for w, g in zip(trained, found, strict=True)]
+    return torch.cat([part.float().flatten() for part in parts])
+
+
+@devices
+@pytest.mark.parametrize("kind", ["roberta", "llama", "encoder", "mixtral"])
+@pytest.mark.parametrize("most", [None, 20])
+def test_the_gradient_does_not_depend_on_how_a_batch_is_cut(kind, most, device):
+    model = classifier(kind).to(device)
+    x, y = (part.to(device) for part in prompts(9))
+    gradient = Gradient(Parameters.of(model), cross_entropy)
+    gradient.cutter.max_tokens = most
+    for _ in range(2):  # on CUDA the second is a graph that has been captured before
+        close(gradient(x, y), by_hand(model, x, y))
+
+
+@pytest.mark.parametrize("family", ["gaussian", "sphere", "rademacher"])
+def test_exact_slopes_are_what_differences_approach(family):
+    parameters, batch = Parameters.of(classifier("roberta")), prompts(6)
+    options = {"keys": keys(5), "family": family}
+    exact = LayerwiseEstimate()(parameters, cross_entropy, batch, mu=0.0, **options)
+    close(exact, estimate(parameters, cross_entropy, batch, mu=0.0, **options))
+    close(exact, LayerwiseEstimate()(parameters, cross_entropy, batch, mu=1e-3, **options), 2e-2)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "llama"])
+def test_bf16_is_near(kind):
+    model, (x, y) = classifier(kind), prompts(6)
+    exact = by_hand(model, x, y)
+    close(Gradient(Parameters.of(model), cross_entropy, torch.bfloat16)(x, y), exact, 0.1)
+    close(Gradient(Parameters.of(to_bf16(model)), cross_entropy, torch.bfloat16)(x, y), exact, 0.1)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("batch", [0, 6])
+def test_engines_agree(folder, tasks, precision, batch):  # noqa: F811
+    options = {"mu": 0.0, "precision": precision, "batch": batch}
+    batched, sequential = (
+        second_votes(config_of(folder, engine=engine, **options), tasks["roberta"])
+        for engine in ("batched", "sequential")
+    )
+    assert batched.shape == (1, 3, 2)
+    close(batched, sequential, 1e-3)
+
+
+def test_calibrated_clients_and_blocks(folder, tasks):  # noqa: F811
+    options = {"mu": 0.0, "objective": "calibrated", "blocks": 2, "directions": 3}
+    votes = [
+        second_votes(config_of(folder, engine=engine, **options), tasks["roberta"])
+        for engine in ("batched", "sequential")
+    ]
+    close(*votes, 1e-3)
+
+
+@pytest.mark.parametrize("changes", [{"local_epochs": 2}, {"scheme": "compressed"}])
+def test_what_needs_local_models_is_measured_one_client_after_the_other(folder, tasks, changes):  # noqa: F811
+    config: RunConfig = config_of(folder, mu=0.0, **changes)
+    assert not isinstance(Simulation(config, tasks["roberta"]).learner, Differentiated)
+
+
+def test_a_loss_that_is_not_finite_costs_its_client_alone(folder, tasks):  # noqa: F811
+    simulation = Simulation(config_of(folder, mu=0.0, rounds=1, byzantine=0, rule="mean"), tasks["roberta"])
+    assert isinstance(simulation.learner, Differentiated)
+    owner, population = 1, simulation.population
+    votes = simulation.votes(0, np.arange(3))
+    population.labels = population.labels.double()
+    losses = simulation.learner._task.losses
+    mine = {tuple(row.tolist()) for row in population.inputs[population.shares[owner]]}
+
+    def broken(model, batch):
+        spoiled = [
+            0.0 if tuple(row.tolist()) not in {each[: len(row)] for each in mine} else torch.nan for row in batch[0]
+        ]
+        return losses(model, (batch[0], batch[1].long())) + torch.tensor(spoiled)
+
+    learner = Differentiated(simulation.task, [simulation.world])
+    object.__setattr__(learner, "_task", type("Task", (), {"losses": staticmethod(broken)}))
+    found = learner.votes(0, np.arange(3))[0].numpy()
+    assert np.isnan(found[:, owner]).all()
+    np.testing.assert_array_equal(found[:, [0, 2]], votes[:, [0, 2]])
+
+
+def test_a_client_says_that_a_loss_is_not_finite():
+    model, batch = classifier("roberta"), prompts(4)
+    with pytest.raises(NonFiniteLoss, match="not finite"):
+        LayerwiseEstimate()(
+            Parameters.of(model),
+            lambda m, b: cross_entropy(m, b) * torch.inf,
+            batch,
+            keys(1),
+            mu=0.0,
+            family="gaussian",
+        )
+    with pytest.raises(InvalidEstimate, match="one loss for each"):
+        Gradient(Parameters.of(model), lambda m, b: cross_entropy(m, b).mean())(*batch)
+    with pytest.raises(EmptyBatch, match="no samples"):
+        Gradient(Parameters.of(model), cross_entropy)(batch[0][:0], batch[1][:0])
+
+
+def test_memory_that_runs_out_makes_the_parts_smaller():
+    model, (x, y) = classifier("roberta"), prompts(8)
+    expected, parts = by_hand(model, x, y), []
+
+    def scarce(model, batch):
+        parts.append(len(batch[1]))
+        if len(batch[1]) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return cross_entropy(model, batch)
+
+    with pytest.warns(UserWarning, match="out of memory on cpu: micro-batches"):
+        close(Gradient(Parameters.of(model), scarce)(x, y), expected)
+    assert max(parts) == 8
+    assert max(parts[-3:]) <= 3
+
+
+def test_many_vectors_are_projected_as_each_is():
+    generator = torch.Generator().manual_seed(3)
+    vectors = torch.randn(4, 5000, generator=generator)
+    together = project(vectors, keys(7), family="rademacher")
+    assert together.shape == (4, 7)
+    for row, alone in zip(vectors, together, strict=True):
+        close(alone, project(row, keys(7), family="rademacher"), 1e-6)
+    assert project(vectors.numpy()[None], keys(2)).shape == (1, 4, 2)
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", ["roberta", "llama", "encoder"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphs_give_the_same_bits_again(kind, dtype):
+    model = classifier(kind).to("cuda")
+    gradient = Gradient(Parameters.of(model), cross_entropy, dtype)
+    assert gradient._graphs is not None
+    batches = [tuple(part.cuda() for part in prompts(size)) for size in (7, 12, 7)]
+    first = [gradient(*batch).clone() for batch in batches]
+    again = [gradient(*batch).clone() for batch in batches]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    gradient._graphs = None
+    for batch, captured in zip(batches, first, strict=True):
+        close(gradient(*batch), captured, 1e-5 if dtype == torch.float32 else 0.05)
