@@ -108,6 +108,20 @@ def test_all_clients_are_under_way_at_once_unless_they_come_one_by_one(folder):
     assert activations() == 4 * activations(engine="sequential") == 2 * activations(precision="mixed")
 
 
+def test_exact_slopes_hold_gradients_of_all_clients_and_what_all_layers_held(folder):
+    model = make("text-classification(prompt='prompt.toml')", folder, model=str(folder / "roberta")).build(0)
+    exact = CONFIG.model_copy(update={"mu": 0.0, "engine": "sequential"})
+    size, layers = sum(each.numel() for each in model.parameters()), len(model.base.encoder.layer)
+    need, differences = (
+        memory.of_run(model, config, sizes=[8] * 60) for config in (exact, exact.model_copy(update={"mu": 1e-3}))
+    )
+    assert need.weights == 4 * 3 * size
+    assert 2 * need.activations == layers * differences.activations
+    together = memory.of_run(model, exact.model_copy(update={"engine": "batched"}), sizes=[8] * 60)
+    assert together.weights == 4 * (3 + exact.clients) * size
+    assert together.activations == need.activations
+
+
 def test_an_evaluation_may_hold_more_than_a_round(folder):
     model = make("text-classification(prompt='prompt.toml')", folder, model=str(folder / "roberta")).build(0)
     a_round, few, many, more = (
@@ -126,7 +140,7 @@ def test_local_models_count_where_clients_keep_them(folder, monkeypatch):
 
 
 def test_an_engine_or_precision_that_is_none_is_refused():
-    with pytest.raises(UnknownName, match="unknown engine 'layers': use one of layerwise, plain"):
+    with pytest.raises(UnknownName, match="unknown engine 'layers': use one of backward, layerwise, plain"):
         memory.needed(1, engine="layers")
     with pytest.raises(UnknownName, match="unknown precision 'half'"):
         memory.needed(1, precision="half")

@@ -54,7 +54,7 @@ class Gradient:
             self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
 
     def __call__(self, inputs: Tensor, labels: Tensor, sizes: NDArray[Any] | None = None) -> Tensor:
-        """Return the gradient of the mean loss of some samples, flat, in float32; it has a NaN, if a loss is not finite.
+        """Return the gradient of the mean loss of some samples, flat, in float32, with a NaN if a loss is not finite.
 
         `sizes` says how many values of each sample are not padding; giving it saves reading it back from the device.
         The next call overwrites what is returned.
@@ -90,8 +90,9 @@ class Gradient:
                 losses = per_sample(self.losses(self._called, (inputs, labels)), len(labels))
             tensors = list(self.parameters.tensors.values())
             found: Any = torch.autograd.grad(losses.sum() * share, tensors, allow_unused=True)
-        pairs = [(part, each.float()) for part, each in zip(self._parts, found, strict=True) if each is not None]
-        torch._foreach_add_([part for part, _ in pairs], [each for _, each in pairs])
+        for part, each in zip(self._parts, found, strict=True):
+            if each is not None:
+                part += each
         self._total[:1] += losses.detach().sum() * 0  # NaN, if a loss is not finite but its gradient is
 
     def _add(self, part: MicroBatch, share: Tensor) -> None:
@@ -111,7 +112,8 @@ class Gradient:
     @property
     def _capturable(self) -> bool:
         """Return whether one graph serves every batch of a shape, as for a walk."""
-        if self.device.type != "cuda" or not implements(self.module, Scorer) or supplies(self.module):
+        module: Any = self.module
+        if self.device.type != "cuda" or supplies(module) or not implements(module, Scorer):
             return False
         try:
             return not modules.blocks(modules.handlers(self.module))

@@ -43,7 +43,7 @@ __all__ = [
     "readable",
 ]
 
-ENGINES = ("plain", "layerwise")
+ENGINES = ("plain", "layerwise", "backward")
 BYTES = {"float32": (4, 4), "mixed": (4, 2), "bf16": (2, 2)}  # of a weight, and of a number in the arithmetic
 DRAWN = 48  # bytes that it takes to draw the number of a sample
 ALLOWED: ContextVar[int | None] = ContextVar("bytes that may be used", default=None)
@@ -97,6 +97,7 @@ def needed(
     at_once: int = 1,
     block: int = 0,
     local_models: int = 0,
+    gradients: int = 0,
     activations: int = 0,
 ) -> Need:
     """Return the memory that it takes to train so many parameters.
@@ -105,13 +106,15 @@ def needed(
         parameters: How many are trained.
         largest: How many the largest matrix among them has.
         precision: That of weights and arithmetic: float32, mixed or bf16.
-        engine: plain holds w, w + mu z and w - mu z; layerwise w, and both signs of a few matrices.
+        engine: plain holds w, w + mu z and w - mu z; layerwise w, and both signs of a few matrices; backward w, and
+            gradients.
         frozen: How many parameters are not trained.
         packed: Bytes of those that are packed.
         most: Bytes that what is not trained may take, where the rest is streamed.
         at_once: How many matrices the layerwise engine perturbs at once.
         block: Parameters of the largest block of modules that run as one, perturbed in float32.
         local_models: How many clients keep a model of their own.
+        gradients: How many gradients are held at once, in float32.
         activations: How many numbers a forward pass holds.
 
     >>> readable(needed(355_000_000).total), readable(needed(355_000_000, 4_200_000, engine="layerwise").total)
@@ -124,7 +127,10 @@ def needed(
         raise UnknownName("precision", precision, BYTES)
     master, number = BYTES[precision]
     whole = 2 * parameters
-    beside = min(2 * at_once * largest, whole) * number + 8 * block if engine == "layerwise" else whole * master
+    if engine == "backward":
+        beside = 4 * gradients * parameters
+    else:
+        beside = min(2 * at_once * largest, whole) * number + 8 * block if engine == "layerwise" else whole * master
     kept = frozen * (master if master == number else master + number) + packed
     kept = kept if most is None else min(kept, most)
     models = (1 + local_models) * (parameters * master + kept)
@@ -155,7 +161,7 @@ def of_module(module: nn.Module, tokens: int = 0, **options: Any) -> Need:
             (trained(each) + max(p.numel() for p in each.parameters()) for each in blocks(handlers(module))), default=0
         )
     except InvalidEstimate:
-        options["engine"] = "plain"
+        options["engine"] = "plain" if options.get("engine") == "layerwise" else options.get("engine", "plain")
     return needed(trained(module), max(matrices, default=0), **found | options)
 
 
@@ -179,12 +185,18 @@ def of_run(
     True
 
     """
-    samples = config.batch * (config.clients if config.engine == "batched" else 1) or len(sizes)
+    differentiated = is_layerwise(module) and config.mu == 0  # one client after the other
+    together = config.clients if config.engine == "batched" and not differentiated else 1
+    samples = config.batch * together or len(sizes)
     model: Any = module
     most = model.tokens_at_once() if issubclass(type(model), TokenModel) else 0
     evaluated = min(most, len(tests) * max(tests, default=0))
-    tokens = max(_tokens(sizes, samples, device), evaluated)
-    return of_module(module, tokens, **_options(module, config, device))
+    measured = _tokens(sizes, samples, device)
+    if differentiated:  # a backward pass keeps what each layer held, of one sign
+        measured = (
+            measured // 2 * max((len(each) for each in module.modules() if isinstance(each, nn.ModuleList)), default=1)
+        )
+    return of_module(module, max(measured, evaluated), **_options(module, config, device))
 
 
 def check_run(
@@ -276,10 +288,12 @@ def _widest(module: nn.Module, sample: torch.Tensor) -> int:
 
 
 def _options(module: nn.Module, config: RunConfig, device: torch.device | str) -> dict[str, Any]:
-    walked = is_layerwise(module) and config.mu > 0
+    walked = "layerwise" if config.mu > 0 else "backward"
     alone = config.engine == "sequential" and config.local_epochs > 1
+    together = config.clients if config.engine == "batched" and config.local_epochs == 1 else 0
     return {
-        "engine": "layerwise" if walked else "plain",
+        "engine": walked if is_layerwise(module) else "plain",
+        "gradients": 2 + together,  # a sum, a part of it, and those of all clients
         "precision": config.precision,
         "at_once": MATRICES.get(torch.device(device).type, 1),
         "local_models": config.clients if alone else 0,
