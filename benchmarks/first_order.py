@@ -1,4 +1,4 @@
-"""What gradients reach on the samples of `cyber0 study steps-line`: a linear probe, and AdamW on all weights, no federation.
+"""What gradients reach on the samples of `cyber0 study steps-line`: a linear probe and AdamW, without a federation.
 
     python -m benchmarks.first_order --model minilm --data DATA --only probe     # minutes on a CPU
     python -m benchmarks.first_order --model minilm --data DATA                  # with AdamW: for a GPU

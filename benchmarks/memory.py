@@ -1,9 +1,9 @@
 """How much memory a step takes, by backpropagation and by ours: `python -m benchmarks.memory --model DIR --data DATA`.
 
 One client's batch of a text task, on the model in the folder DIR or of that name on the hub. Each way to train runs in
-a process of its own; its peak is what it held at most, the weights included and what was there besides them before the
-first step not: on a GPU by torch's own count, elsewhere by the operating system's. All ways have the same batch, and no
-dropout.
+a process of its own: ours along one direction by two forward passes, `exact` along 64 by a backward pass. A peak is
+what it held at most, the weights included and what was there besides them before the first step not: on a GPU by
+torch's own count, elsewhere by the operating system's. All ways have the same batch, and no dropout.
 """
 
 import json
@@ -19,7 +19,7 @@ from benchmarks.measure import Row, report
 from cyber0.config import RunConfig
 from cyber0.simulation.simulation import Simulation
 
-WAYS = ("ours", "SGD", "AdamW")
+WAYS = ("ours", "exact", "SGD", "AdamW")
 STEPS = 3
 
 
@@ -55,20 +55,21 @@ def peak_of(way: str, given: Namespace) -> dict[str, Any]:
         "model": given.model,
         "data": None if given.data is None else str(given.data),
     }
-    precision = given.precision if way == "ours" else "float32"
+    precision = given.precision if way in ("ours", "exact") else "float32"
     one_client: dict[str, Any] = {
         "clients": 1,
         "byzantine": 0,
         "rule": "mean",
         "partition": "iid",
         "family": "gaussian",
-        "directions": 1,
+        "directions": 64 if way == "exact" else 1,
+        "mu": 0.0 if way == "exact" else 1e-3,
     }
     config = RunConfig(**options, **one_client, batch=given.batch, rounds=STEPS, lr=1e-9, precision=precision)
     simulation = Simulation(config.model_copy(update={"device": given.device}))
     before = held() - simulation.parameters.size * (2 if precision == "bf16" else 4)
     forget_peak()
-    if way == "ours":
+    if way in ("ours", "exact"):
         for _ in simulation.play():
             pass
     else:
