@@ -140,20 +140,45 @@ CLONES static const float *load(const void *weights, int bf16, int64_t offset, i
     return room;
 }
 
-/* out = w + step, as float32 or rounded to the nearest bf16. In place is allowed: out may be w. */
-CLONES static void add(const float *w, const float *step, float sign, int n, void *out, int bf16, int64_t offset)
+/* plus = w + c z and, unless it is NULL, minus = w - c z, as float32 or rounded to the nearest bf16. In place is allowed:
+ * plus may be w. */
+CLONES static void add(const float *w, const float *restrict z, float c, int n, void *plus, void *minus, int bf16,
+                       int64_t offset)
 {
-    float *out32 = (float *)out + offset;
-    uint16_t *out16 = (uint16_t *)out + offset;
-    if (bf16)
-        for (int64_t i = 0; i < n; i++) out16[i] = nearest(w[i] + sign * step[i]);
+    int64_t also = minus ? offset : 0;
+    float *plus32 = (float *)plus + offset, *minus32 = (float *)minus + also;
+    uint16_t *plus16 = (uint16_t *)plus + offset, *minus16 = (uint16_t *)minus + also;
+    if (bf16 && minus)
+        for (int64_t i = 0; i < n; i++) {
+            float x = w[i], step = c * z[i];
+            minus16[i] = nearest(x - step);
+            plus16[i] = nearest(x + step);
+        }
+    else if (bf16)
+        for (int64_t i = 0; i < n; i++) plus16[i] = nearest(w[i] + c * z[i]);
+    else if (minus)
+        for (int64_t i = 0; i < n; i++) {
+            float x = w[i], step = c * z[i];
+            minus32[i] = x - step;
+            plus32[i] = x + step;
+        }
     else
-        for (int64_t i = 0; i < n; i++) out32[i] = w[i] + sign * step[i]; /* the sign's product is exact */
+        for (int64_t i = 0; i < n; i++) plus32[i] = w[i] + c * z[i];
 }
 
 CLONES static void accumulate(float *restrict u, const float *restrict z, float coefficient, int n)
 {
     for (int64_t i = 0; i < n; i++) u[i] = u[i] + coefficient * z[i];
+}
+
+/* out = w - (u + c z), or u + c z where w is NULL. In place is allowed: out may be w. */
+CLONES static void subtract_last(const float *w, const float *restrict u, const float *restrict z, float c, int n,
+                                 float *out)
+{
+    if (w)
+        for (int64_t i = 0; i < n; i++) out[i] = w[i] - (u[i] + c * z[i]);
+    else
+        for (int64_t i = 0; i < n; i++) out[i] = u[i] + c * z[i];
 }
 
 CLONES static void subtract(const float *restrict w, float *restrict u, int n)
@@ -193,11 +218,13 @@ CLONES static void upper_halves(const float *restrict x, int n, uint16_t *restri
 static void dither(const float *x, uint64_t start, int n, uint16_t *out, const direction *d)
 {
     words w;
-    float room[CHUNK + 16] = {0};
+    float room[CHUNK + 16];
     uint64_t first = start / 8, wrap = 8 * ((first | 0xFFFFFFFFu) + 1);
     int before = (int)(start - 8 * first), here = start + n < wrap ? n : (int)(wrap - start), blocks = (before + here + 7) / 8;
     rounding_words(w, first, blocks, d);
+    memset(room, 0, 8 * sizeof(float)); /* what lies beside the chunk in its first block and in its last */
     memcpy(room + before, x, here * sizeof(float));
+    memset(room + before + here, 0, 8 * sizeof(float));
     round_halves(room, w, 8 * blocks);
     upper_halves(room + before, here, out);
     if (here < n) dither(x + here, wrap, n - here, out + here, d);
@@ -236,52 +263,62 @@ EXPORT int64_t cyber0_squared_length(int64_t size, uint64_t start, const directi
     return total;
 }
 
-/* Round to nearest and keep subnormal numbers, whatever the process has asked its processor for. */
+/* Round to nearest and keep subnormal numbers, whatever the process has asked its processor for. Asking takes as long as
+ * half a chunk: so it is done around whole loops. */
 #define EXACTLY(...) do { fenv_t found; fegetenv(&found); fesetenv(FE_DFL_ENV); __VA_ARGS__ fesetenv(&found); } while (0)
 
-EXPORT void cyber0_move(const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size,
-                        uint64_t start, const direction *d)
+static void move(const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size, uint64_t start,
+                 const direction *d)
 {
     scratch s;
     float room[CHUNK];
     for (int64_t i = 0; i < size; i += CHUNK) {
         int n = at_most_chunk(size - i);
-        float *step = generate(&s, start + i, n, d);
-        const float *w = load(weights, weights16, i, n, room);
-        EXACTLY(
-            scale(step, n, d->coefficient);
-            if (minus) add(w, step, -1.0f, n, minus, out16, i);
-            add(w, step, 1.0f, n, plus, out16, i);
-        );
+        const float *z = generate(&s, start + i, n, d), *w = load(weights, weights16, i, n, room);
+        add(w, z, d->coefficient, n, plus, minus, out16, i);
     }
+}
+
+EXPORT void cyber0_move(const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size,
+                        uint64_t start, const direction *d)
+{
+    EXACTLY(move(weights, weights16, plus, minus, out16, size, start, d););
 }
 
 /* The same of some rows of a matrix that begins at coordinate `start`: row rows[i] goes to row i of plus and minus. */
 EXPORT void cyber0_move_rows(const void *weights, int weights16, const int64_t *rows, int64_t count, int64_t width,
                              float *plus, float *minus, uint64_t start, const direction *d)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const char *row = (const char *)weights + rows[i] * width * (weights16 ? 2 : 4);
-        cyber0_move(row, weights16, plus + i * width, minus + i * width, 0, width, start + rows[i] * width, d);
+    EXACTLY(
+        for (int64_t i = 0; i < count; i++) {
+            const char *row = (const char *)weights + rows[i] * width * (weights16 ? 2 : 4);
+            move(row, weights16, plus + i * width, minus + i * width, 0, width, start + rows[i] * width, d);
+        }
+    );
+}
+
+static void descend(const void *weights, int weights16, void *out, int out16, int64_t size, uint64_t start,
+                    const direction *directions, int64_t count)
+{
+    scratch s;
+    float room[CHUNK], u[CHUNK] = {0};
+    const direction *last = directions + count - 1;
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        int n = at_most_chunk(size - i);
+        if (count > 1) memset(u, 0, sizeof u);
+        for (const direction *d = directions; d < last; d++)
+            accumulate(u, generate(&s, start + i, n, d), d->coefficient, n);
+        const float *w = weights ? load(weights, weights16, i, n, room) : NULL;
+        float *result = out16 ? room : (float *)out + i;
+        subtract_last(w, u, generate(&s, start + i, n, last), last->coefficient, n, result);
+        if (out16) dither(result, start + i, n, (uint16_t *)out + i, directions);
     }
 }
 
 EXPORT void cyber0_descend(const void *weights, int weights16, void *out, int out16, int64_t size, uint64_t start,
                            const direction *directions, int64_t count)
 {
-    scratch s;
-    float room[CHUNK], u[CHUNK];
-    for (int64_t i = 0; i < size; i += CHUNK) {
-        int n = at_most_chunk(size - i);
-        memset(u, 0, sizeof u);
-        EXACTLY(
-            for (const direction *d = directions; d < directions + count; d++)
-                accumulate(u, generate(&s, start + i, n, d), d->coefficient, n);
-            if (weights) subtract(load(weights, weights16, i, n, room), u, n);
-        );
-        if (out16) dither(u, start + i, n, (uint16_t *)out + i, directions);
-        else memcpy((float *)out + i, u, n * sizeof(float));
-    }
+    EXACTLY(descend(weights, weights16, out, out16, size, start, directions, count););
 }
 
 /* A range of coordinates, of which each thread of a team takes the next part until none is left. */
