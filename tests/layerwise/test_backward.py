@@ -1,17 +1,21 @@
 """Exact slopes of language models: a backward pass gives what two forward passes approach, however it is cut."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from tests.layerwise.models import classifier, keys
 from tests.layerwise.models import prompts as prompts_of_clients
 from tests.layerwise.test_runs import PRECISIONS, config_of, folder, second_votes, tasks  # noqa: F401
+from torch import nn
 
 from cyber0.config import RunConfig
 from cyber0.directions import project
 from cyber0.errors import EmptyBatch, InvalidEstimate, NonFiniteLoss
 from cyber0.estimate import estimate
 from cyber0.layerwise.backward import Gradient
+from cyber0.layerwise.frozen import PackedLinear, StreamedLinear
 from cyber0.layerwise.measure import LayerwiseEstimate
 from cyber0.parameters import Parameters, to_bf16
 from cyber0.simulation import Simulation
@@ -150,6 +154,49 @@ def test_memory_that_runs_out_makes_the_parts_smaller():
         close(Gradient(Parameters.of(model), scarce)(x, y), expected)
     assert max(parts) == 8
     assert max(parts[-3:]) <= 3
+
+
+class OneBuffer:
+    """A supply with room for one layer: what it gave is overwritten when another layer is fetched."""
+
+    def __init__(self, layers):
+        self.layers, self.memory = layers, torch.empty(2**16, dtype=torch.uint8)
+
+    def tensors(self, place):
+        return self.layers[place]
+
+    def fetch(self, place):
+        found, begin = [], 0
+        for each in self.layers[place]:
+            found.append(self.memory[begin : begin + each.nbytes].view(each.dtype).view(each.shape))
+            found[-1].copy_(each)
+            begin += each.nbytes
+        return tuple(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [StreamedLinear, partial(PackedLinear, bits=8)])
+def test_weights_that_are_streamed_are_fetched_again(make, dtype):
+    full = [to_bf16(nn.Linear(64, 64)) if dtype == torch.bfloat16 else nn.Linear(64, 64) for _ in range(3)]
+    frozen = [make(each.requires_grad_(False)) for each in full]
+    model = nn.Sequential(nn.Linear(8, 64), *(part for each in frozen for part in (each, nn.Tanh())), nn.Linear(64, 3))
+    batch = torch.randn(9, 8), torch.randint(3, (9,))
+    gradient = Gradient(Parameters.of(model), cross_entropy, dtype)
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.shape) or each, lambda each: each):
+        expected = gradient(*batch).clone()
+    assert (64, 64) not in kept
+    supply = OneBuffer([tuple(each.stored().values()) for each in frozen])
+    for place, each in enumerate(frozen):
+        each.attach(supply, place)
+    assert torch.equal(gradient(*batch), expected)
+    trained = [part for part in model.parameters() if part.requires_grad]
+    with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        hidden = model[0](batch[0])
+        for each in frozen:
+            hidden = torch.tanh(nn.functional.linear(hidden, each.weight.to(hidden.dtype), each.bias.to(hidden.dtype)))
+        loss = nn.functional.cross_entropy(model[-1](hidden).float(), batch[1])
+    close(expected, torch.cat([each.flatten() for each in torch.autograd.grad(loss, trained)]), 1e-6)
 
 
 def test_many_vectors_are_projected_as_each_is():
