@@ -74,6 +74,32 @@ def test_bf16_is_near(kind):
     close(Gradient(Parameters.of(to_bf16(model)), cross_entropy, torch.bfloat16)(x, y), exact, 0.1)
 
 
+@pytest.mark.parametrize("kind", ["roberta", "llama", "encoder"])
+def test_gradients_of_many_tokens_are_not_summed_in_bf16(kind):
+    """Equal terms that are added up in bf16 stop counting after 256 of them."""
+    low = to_bf16(classifier(kind))
+    full = classifier(kind)
+    full.load_state_dict(low.state_dict())
+    x, y = prompts(4)
+    x, y = x.repeat(300, 1), y.repeat(300)
+    exact = Gradient(Parameters.of(full), cross_entropy)(x, y)
+    for model in (low, full):
+        found = Gradient(Parameters.of(model), cross_entropy, torch.bfloat16)(x, y)
+        for each in Parameters.of(full).manifest.entries:
+            part = slice(each.start, each.start + each.size)
+            assert (found[part] - exact[part]).norm() < 0.03 * exact[part].norm() + 1e-3 * exact.norm(), each.name
+
+
+def test_a_model_that_torch_cannot_differentiate_is_refused():
+    class Detached(nn.Linear):
+        @torch.no_grad()
+        def forward(self, input):
+            return super().forward(input)
+
+    with pytest.raises(InvalidEstimate, match="use mu > 0, or let Detached compute its outputs without"):
+        Gradient(Parameters.of(Detached(3, 2)), cross_entropy)(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("batch", [0, 6])
 def test_engines_agree(folder, tasks, precision, batch):  # noqa: F811

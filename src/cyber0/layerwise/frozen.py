@@ -102,7 +102,8 @@ class FrozenLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Return what a linear layer with these weights returns."""
         if torch.is_grad_enabled() and input.requires_grad:
-            return _Product.apply(input, self)  # pyright: ignore[reportUnknownMemberType]
+            found: Any = _Product.apply(input, self)  # pyright: ignore[reportUnknownMemberType]
+            return found
         return self.product(input)
 
     def product(self, x: Tensor) -> Tensor:
