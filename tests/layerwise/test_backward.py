@@ -182,6 +182,43 @@ def test_memory_that_runs_out_makes_the_parts_smaller():
     assert max(parts[-3:]) <= 3
 
 
+class Numbers(nn.Module):
+    """Gives a number for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 4)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, inputs):
+        return self.last(self.table(inputs.clamp(min=0)))[..., 0]
+
+    scores = forward
+
+    def sizes(self, inputs):
+        return (inputs >= 0).sum(1)
+
+
+@pytest.mark.parametrize("mu", [0.0, 1e-3])
+def test_texts_are_not_cut_shorter_than_numbers_of_their_tokens(mu):
+    def losses(model, batch):
+        return ((model(batch[0]) - batch[1]).square() * (batch[0] >= 0)).mean(1)
+
+    inputs = torch.randint(0, 20, (6, 9))
+    inputs[:, 6:] = -1
+    given = Parameters.of(Numbers()), losses, (inputs, torch.randn(6, 9)), keys(3)
+    options = {"mu": mu, "family": "gaussian"}
+    close(LayerwiseEstimate()(*given, **options), estimate(*given, **options), 1e-2)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "bf16"])
+@pytest.mark.parametrize("engine", ["batched", "sequential"])
+def test_private_clients_need_float32(folder, tasks, precision, engine):  # noqa: F811
+    options = {"mu": 0.0, "epsilon": 3.0, "clip": 1.0, "precision": precision, "engine": engine}
+    with pytest.raises(InvalidEstimate, match="mu = 0 with privacy needs precision = 'float32'"):
+        Simulation(config_of(folder, **options), tasks["roberta"]).play_round(0)
+
+
 class OneBuffer:
     """A supply with room for one layer: what it gave is overwritten when another layer is fetched."""
 

@@ -102,8 +102,8 @@ class FrozenLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Return what a linear layer with these weights returns."""
         if torch.is_grad_enabled() and input.requires_grad:
-            found: Any = _Product.apply(input, self)  # pyright: ignore[reportUnknownMemberType]
-            return found
+            product: Any = _Product
+            return product.apply(input, self)
         return self.product(input)
 
     def product(self, x: Tensor) -> Tensor:

@@ -147,6 +147,8 @@ class LayerwiseEstimate:
         Every part is measured as it is, at its full width.
         """
         if mu == 0:
+            if self.arithmetic != torch.float32:
+                raise InvalidEstimate("mu = 0 with privacy needs precision = 'float32': use that, or mu > 0")
             parameters.settle()
             wide = _at_full_width(losses) if implements(parameters.module, Scorer) else losses
             return part_slopes(parameters, wide, parts, keys, mu=mu, family=family, backend=backend)

@@ -89,7 +89,12 @@ def sizes_of(module: nn.Module, inputs: Tensor, labels: Tensor, known: NDArray[A
 
     >>> sizes_of(nn.Linear(3, 1), torch.ones(5, 3), torch.zeros(5))
     """
-    of_tokens = labels.ndim > 1 and not labels.is_floating_point()  # then inputs are not cut shorter than labels
+    wide = (
+        labels.ndim > 1 and labels.shape[1] == inputs.shape[-1]
+    )  # numbers of tokens; calibrated targets mostly are not
+    of_tokens = wide or (
+        labels.ndim > 1 and not labels.is_floating_point()
+    )  # then inputs are not cut shorter than labels
     if of_tokens or inputs.ndim != 2 or not implements(module, SizedInputs):
         return None
     return module.sizes(inputs).cpu().numpy() if known is None else known
