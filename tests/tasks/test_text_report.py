@@ -108,6 +108,9 @@ def test_all_clients_are_under_way_at_once_unless_they_come_one_by_one(folder):
     assert activations() == 4 * activations(engine="sequential") == 2 * activations(precision="mixed")
 
 
+ENGINES = ("batched", "sequential")
+
+
 def test_exact_slopes_hold_gradients_of_all_clients_and_what_all_layers_held(folder):
     model = make("text-classification(prompt='prompt.toml')", folder, model=str(folder / "roberta")).build(0)
     exact = CONFIG.model_copy(update={"mu": 0.0, "engine": "sequential"})
@@ -120,6 +123,9 @@ def test_exact_slopes_hold_gradients_of_all_clients_and_what_all_layers_held(fol
     together = memory.of_run(model, exact.model_copy(update={"engine": "batched"}), sizes=[8] * 60)
     assert together.weights == 4 * (3 + exact.clients) * size
     assert together.activations == need.activations
+    local = exact.model_copy(update={"local_epochs": 2})  # either engine then keeps a model for each client
+    assert len({memory.of_run(model, local.model_copy(update={"engine": e})).weights for e in ENGINES}) == 1
+    assert memory.of_run(model, local).weights > 4 * exact.clients * size
 
 
 def test_an_evaluation_may_hold_more_than_a_round(folder):

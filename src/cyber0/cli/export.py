@@ -125,7 +125,7 @@ def _model(agreement: Agreement, model: str | None, data: Path | None) -> _Train
         asked = None if not words else {"prompt": prompt.template(found.kind), "words": plain}
         trained = _Trained(found, prompt.classes, asked, length)
     choose(trained.model, agreement.train)
-    in_precision(trained.model, agreement.precision, agreement.mu)
+    in_precision(trained.model, agreement.precision)
     return trained
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "sample",
 ]
 
+PROJECTION_CHUNK = 2**22
 PROJECTED_AT_ONCE = {"cuda": 2**25}  # numbers of all directions together; elsewhere 2**22, which caches hold
 
 
@@ -201,8 +202,12 @@ def project(
            [-2.]])
     """
     flat, _ = _flat(vectors)
+    if vectors.ndim == 1:
+        return _project_one(flat, keys, start, family, dimension, backend)
     rows = flat.reshape(-1, vectors.shape[-1])
     size, device = rows.shape[1], device_of(flat)
+    if len(flat) == 0:
+        raise InvalidArray(f"vectors have shape {tuple(vectors.shape)}: give at least one, with one number or more")
     chosen, packed = _prepare_slice(rows[0], keys, np.ones(len(keys)), start, family, dimension, backend)
     at_once = PROJECTED_AT_ONCE.get("cpu" if device is None else device.type, 2**22)
     width = min(size, max(1, at_once // len(keys)))
@@ -215,6 +220,26 @@ def project(
         chosen.fill(filled, packed, start + first)
         totals += part @ filled.T
     return totals.reshape(*vectors.shape[:-1], len(keys))
+
+
+def _project_one(
+    flat: Buffer,
+    keys: Sequence[DirectionKey],
+    start: int,
+    family: Family,
+    dimension: int | None,
+    backend: str | Backend | None,
+) -> Any:
+    """Return the inner products of one vector, each by itself: votes of the scheme `compressed` rest on these bits."""
+    chosen, packed = _prepare_slice(flat, keys, np.ones(len(keys)), start, family, dimension, backend)
+    z = empty(min(len(flat), PROJECTION_CHUNK), device_of(flat))
+    totals: Any = np.zeros(len(keys)) if device_of(flat) is None else flat.new_zeros(len(keys)).double()
+    for first in range(0, len(flat), len(z)):
+        part = flat[first : first + len(z)]
+        for i in range(len(keys)):
+            chosen.fill(z[: len(part)].reshape(1, -1), packed[i : i + 1], start + first)
+            totals[i] += z[: len(part)] @ part
+    return totals
 
 
 def fingerprint(weights: Any, *, start: int = 0, backend: str | Backend | None = None) -> int:

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as trees
 
 from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import Losses, refuse_random
@@ -24,6 +27,13 @@ from cyber0.parameters import Parameters
 __all__ = ["Gradient"]
 
 Tensor = torch.Tensor
+SUMMED: set[
+    Any
+] = {  # functions whose weights get a sum over all tokens as their gradient, as nn and as torch have them
+    getattr(where, name)
+    for where in (nn.functional, torch)
+    for name in ("layer_norm", "rms_norm", "group_norm", "batch_norm", "embedding")
+}
 
 
 class Gradient:
@@ -85,9 +95,16 @@ class Gradient:
         with ExitStack() as stack:
             if self.device.type == "cuda":
                 stack.enter_context(fast_attention(self.module, padded=padded))
+            elif self.arithmetic != torch.float32:
+                stack.enter_context(_InFloat32())
             stack.enter_context(torch.enable_grad())
             with in_arithmetic(self.device, self.arithmetic):
                 losses = per_sample(self.losses(self._called, (inputs, labels)), len(labels))
+            if not losses.requires_grad:
+                raise InvalidEstimate(
+                    "torch finds no way from the losses back to a weight that is trained: use mu > 0, or let "
+                    f"{type(self.module).__name__} compute its outputs without torch.no_grad() or detach()"
+                )
             tensors = list(self.parameters.tensors.values())
             found: Any = torch.autograd.grad(losses.sum() * share, tensors, allow_unused=True)
         for part, each in zip(self._parts, found, strict=True):
@@ -119,6 +136,26 @@ class Gradient:
             return not modules.blocks(modules.handlers(self.module))
         except InvalidEstimate:
             return False
+
+
+class _InFloat32(TorchFunctionMode):
+    """Computes norms and embeddings in float32, since a CPU would sum their gradients over tokens in bf16.
+
+    >>> with _InFloat32():
+    ...     nn.LayerNorm(2)(torch.ones(1, 2, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function."""
+        named: Any = kwargs or {}
+        if func in SUMMED:
+            args, named = trees.tree_map(_widened, (tuple(args), named))
+        return func(*args, **named)
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
 
 
 class _Graph:

@@ -1,7 +1,7 @@
 """Linear layers whose weights are not trained, and are kept in another way than as a matrix on the device.
 
 Both halves of a batch have the same weights there, so a walk needs no perturbed copies of them: `PackedLinear` unpacks
-its matrix for a product, and `StreamedLinear` has it brought to the device for one.
+its matrix for a product, and `StreamedLinear` has it brought to the device for one. A backward pass does that again.
 """
 
 from collections.abc import Callable
@@ -101,13 +101,36 @@ class FrozenLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Return what a linear layer with these weights returns."""
+        if torch.is_grad_enabled() and input.requires_grad:
+            product: Any = _Product
+            return product.apply(input, self)
+        return self.product(input)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return the same; a backward pass through it would keep the weights."""
         bias: Any = self.bias
-        return nn.functional.linear(input, self.in_type(input.dtype), None if bias is None else bias.to(input.dtype))
+        return nn.functional.linear(x, self.in_type(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def forward_pair(self, signs: SignPair, x: Tensor) -> Tensor:
         """Return the same for both signs in a walk: half after half, as other linear layers run."""
         weight = self.in_type(x.dtype)
         return linear(signs, x, (weight, weight), signs.vector(self.bias, x.dtype))
+
+
+class _Product(torch.autograd.Function):
+    """The product of a frozen layer. Its backward pass gets the weights anew: others may lie in their place by then."""
+
+    @staticmethod
+    def forward(x: Tensor, layer: FrozenLinear) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return layer.product(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, FrozenLinear], output: Tensor) -> None:  # noqa: ARG004
+        ctx.dtype, ctx.layer = inputs[0].dtype, inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (gradient @ ctx.layer.in_type(gradient.dtype)).to(ctx.dtype), None
 
 
 class PackedLinear(FrozenLinear):

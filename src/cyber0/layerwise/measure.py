@@ -114,7 +114,9 @@ class LayerwiseEstimate:
             flat = self.gradient(parameters, losses)(*batch)
             if not flat.isfinite().all():
                 raise NonFiniteLoss(f"a loss, or its gradient, is not finite: {nonfinite_cause(parameters, batch)}")
-            return (project(flat, keys, family=family, backend=backend) * scale).cpu().numpy().astype(np.float32)
+            return (
+                (project(flat[None], keys, family=family, backend=backend)[0] * scale).cpu().numpy().astype(np.float32)
+            )
         walk = self.walk(parameters, losses, backend)
         samples = walk.batch(batch[0][None], batch[1][None])
         values = torch.cat([walk.along(samples, key, mu, family) for key in keys]).cpu().numpy()
@@ -147,6 +149,8 @@ class LayerwiseEstimate:
         Every part is measured as it is, at its full width.
         """
         if mu == 0:
+            if self.arithmetic != torch.float32:
+                raise InvalidEstimate("mu = 0 with privacy needs precision = 'float32': use that, or mu > 0")
             parameters.settle()
             wide = _at_full_width(losses) if implements(parameters.module, Scorer) else losses
             return part_slopes(parameters, wide, parts, keys, mu=mu, family=family, backend=backend)

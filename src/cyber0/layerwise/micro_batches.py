@@ -89,7 +89,8 @@ def sizes_of(module: nn.Module, inputs: Tensor, labels: Tensor, known: NDArray[A
 
     >>> sizes_of(nn.Linear(3, 1), torch.ones(5, 3), torch.zeros(5))
     """
-    of_tokens = labels.ndim > 1 and not labels.is_floating_point()  # then inputs are not cut shorter than labels
+    tokens = inputs.shape[-1]  # not cut shorter than labels of tokens: whole numbers, or one number for each
+    of_tokens = labels.ndim > 1 and (not labels.is_floating_point() or labels.shape[1] == tokens)
     if of_tokens or inputs.ndim != 2 or not implements(module, SizedInputs):
         return None
     return module.sizes(inputs).cpu().numpy() if known is None else known

@@ -289,7 +289,8 @@ def _widest(module: nn.Module, sample: torch.Tensor) -> int:
 
 def _options(module: nn.Module, config: RunConfig, device: torch.device | str) -> dict[str, Any]:
     walked = "layerwise" if config.mu > 0 else "backward"
-    alone = config.engine == "sequential" and config.local_epochs > 1
+    differentiated = is_layerwise(module) and config.mu == 0
+    alone = (config.engine == "sequential" or differentiated) and config.local_epochs > 1
     together = config.clients if config.engine == "batched" and config.local_epochs == 1 else 0
     return {
         "engine": walked if is_layerwise(module) else "plain",
