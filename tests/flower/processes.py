@@ -35,6 +35,7 @@ class Flower:
         self.secret = folder / "superexec.secret"
         self.secret.write_bytes(os.urandom(32))
         self.env = os.environ | {
+            "PYTHONUNBUFFERED": "1",  # else a command whose output is read as it comes holds it back
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
