@@ -154,6 +154,7 @@ def built(family: Family, adapter: str | None = None, **changes: Any) -> Classif
 def _linear() -> nn.Linear:
     layer = nn.Linear(16, 2)
     layer.weight.data.copy_(torch.sin(torch.arange(32.0)).view(2, 16))
+    layer.bias.data.copy_(torch.tensor([0.3, -0.3]))
     return layer
 
 

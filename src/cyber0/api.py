@@ -88,7 +88,8 @@ def simulate(
         lr: The learning rate.
         schedule: How it changes over the rounds, such as "cosine" or "warmup(rounds=100)+linear".
         step_rule: How far a round moves: "plain", or "normalised(beta=0.99)", by what scalars usually are.
-        objective: What clients measure: the "plain" loss, or "calibrated", less what their own shares of classes teach.
+        objective: What clients measure: the "plain" loss, or "calibrated", less what their own shares of classes teach;
+            either with a radius, as "plain(radius=0.05)", for language models with mu = 0.
         batch: Samples per local step; 0: all that a client holds.
         local_epochs: Local steps per round.
         scheme: What local epochs send: "unbiased", "biased" or "compressed".

@@ -1,6 +1,8 @@
 """What clients measure: `"plain"`, the loss as it is, or `"calibrated"`, less what a client's own shares teach.
 
-`cyber0.tasks.calibration` says what the calibrated objective is, and computes it.
+Either may have a `radius`, and is then the loss at the worst place so near to a text's word embeddings.
+`cyber0.tasks.calibration` says what the calibrated objective is, and computes it; `cyber0.layerwise.nearby` has the
+radius.
 """
 
 import math
@@ -14,6 +16,7 @@ from cyber0.registry import check, check_options
 __all__ = ["OBJECTIVES", "Objective", "parse"]
 
 
+MOST = 1e6  # of a radius: no embeddings are so long
 LEAST = 1e-9  # share of a class: what is as good as never seen cannot be told apart from nothing
 
 
@@ -21,15 +24,26 @@ LEAST = 1e-9  # share of a class: what is as good as never seen cannot be told a
 class Objective:
     """Whether losses are calibrated, and to which shares of the classes, up to a factor; None: to equal ones.
 
+    `radius` is how far a text's word embeddings are moved to where its loss is larger; None: not at all.
+
     >>> objective = Objective(calibrated=True, shares=(1, 3))
     >>> str(objective), objective.frequencies
     ('calibrated(shares=(1, 3))', (0.25, 0.75))
+    >>> str(Objective(radius=0.05))
+    'plain(radius=0.05)'
     """
 
     calibrated: bool = False
     shares: tuple[float, ...] | None = None
+    radius: float | None = None
 
     def __post_init__(self) -> None:
+        radius: Any = self.radius
+        if radius is not None and not (type(radius) in (int, float) and 0 < radius < MOST):
+            raise InvalidConfig(
+                f"radius = {radius!r}: give a number above 0, as radius=0.05: how far all word embeddings of a text "
+                "together are moved to where its loss is larger"
+            )
         shares: Any = self.shares
         if shares is None:
             return
@@ -44,9 +58,10 @@ class Objective:
 
     def __str__(self) -> str:
         """The text that `parse` reads as this objective."""
-        if not self.calibrated:
-            return "plain"
-        return "calibrated" if self.shares is None else f"calibrated(shares={self.shares!r})"
+        given = {"shares": self.shares, "radius": self.radius}
+        options = ", ".join(f"{key}={value!r}" for key, value in given.items() if value is not None)
+        name = "calibrated" if self.calibrated else "plain"
+        return f"{name}({options})" if options else name
 
     @property
     def frequencies(self) -> tuple[float, ...] | None:
@@ -58,7 +73,7 @@ def parse(text: str) -> Objective:
     """Return the objective of a text.
 
     >>> parse("calibrated")
-    Objective(calibrated=True, shares=None)
+    Objective(calibrated=True, shares=None, radius=None)
     >>> parse("calibrated(shares=(1, 3))").shares
     (1, 3)
     >>> parse("balanced")
@@ -72,14 +87,17 @@ def parse(text: str) -> Objective:
     return OBJECTIVES[name](**options)
 
 
-def _plain() -> Objective:
-    """Return the loss as it is."""
-    return Objective()
+def _plain(*, radius: Any = None) -> Objective:
+    """Return the loss as it is, or at the worst place within a `radius` of a text's word embeddings."""
+    return Objective(radius=radius)
 
 
-def _calibrated(*, shares: Any = None) -> Objective:
-    """Return the loss less what a client's own shares of the classes teach; `shares` are those to learn, or equal."""
-    return Objective(calibrated=True, shares=shares)
+def _calibrated(*, shares: Any = None, radius: Any = None) -> Objective:
+    """Return the loss less what a client's own shares of the classes teach; `shares` are those to learn, or equal.
+
+    With a `radius`, at the worst place so near to a text's word embeddings.
+    """
+    return Objective(calibrated=True, shares=shares, radius=radius)
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"calibrated": _calibrated, "plain": _plain}

@@ -24,7 +24,7 @@ from cyber0.tasks.convert import task_of
 from cyber0.tasks.task import cross_entropy, get_task
 
 SMALL = {"clients": 5, "byzantine": 1, "directions": 3, "batch": 16, "rounds": 3, "source": "embedded", "lr": 0.05}
-OWN = SMALL | {"objective": "calibrated", "alpha": 0.3, "mu": 0.01}
+OWN = SMALL | {"objective": "calibrated", "alpha": 0.3, "mu": 0.05}
 MNIST, MLP = get_task("mnist")(None, "embedded"), get_task("mnist-mlp(hidden=4)")(None, "embedded")
 
 

@@ -20,6 +20,7 @@ from cyber0.layerwise.attention import fast_attention
 from cyber0.layerwise.frozen import supplies
 from cyber0.layerwise.graphs import MAX_GRAPHS, no_garbage_collection
 from cyber0.layerwise.micro_batches import GRAIN, Cutter, MicroBatch, is_out_of_memory, sizes_of
+from cyber0.layerwise.nearby import Nearby
 from cyber0.layerwise.protocols import Scorer, implements
 from cyber0.layerwise.whole_model import in_arithmetic, per_sample
 from cyber0.parameters import Parameters
@@ -99,7 +100,7 @@ class Gradient:
                 stack.enter_context(_InFloat32())
             stack.enter_context(torch.enable_grad())
             with in_arithmetic(self.device, self.arithmetic):
-                losses = per_sample(self.losses(self._called, (inputs, labels)), len(labels))
+                losses = per_sample(self._losses(inputs, labels), len(labels))
             if not losses.requires_grad:
                 raise InvalidEstimate(
                     "torch finds no way from the losses back to a weight that is trained: use mu > 0, or let "
@@ -122,6 +123,11 @@ class Gradient:
                 self._graphs.pop(next(iter(self._graphs)))
             self._graphs[key] = _Graph(self, part)
         self._graphs[key].replay(part, share)
+
+    def _losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        if isinstance(self.losses, Nearby):
+            return self.losses.worst(self._called, (inputs, labels), self.module)
+        return self.losses(self._called, (inputs, labels))
 
     def _called(self, inputs: Tensor) -> Tensor:
         return self.scores(inputs).float()

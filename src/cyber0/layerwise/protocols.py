@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cyber0.layerwise.modules import SignPair
 
 __all__ = [
+    "Embedding",
     "PaddableInputs",
     "Scorer",
     "SignPairModule",
@@ -48,6 +49,15 @@ class PaddableInputs(Protocol):
 
     def widest(self) -> int:
         """Return how wide inputs may be padded."""
+        ...
+
+
+@runtime_checkable
+class Embedding(Protocol):
+    """A model that looks up an embedding for each token of a text."""
+
+    def embedding_module(self) -> torch.nn.Module:
+        """Return the module that looks them up; its outputs are [samples, tokens, width]."""
         ...
 
 

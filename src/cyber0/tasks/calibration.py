@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cyber0.errors import InvalidConfig
+from cyber0.layerwise.nearby import Nearby
 from cyber0.objective import Objective
 from cyber0.tasks.losses import OutputLoss, cross_entropy
 from cyber0.tasks.task import Task
@@ -74,11 +75,16 @@ calibrated = OutputLoss(_calibrated)
 def with_objective(task: Task, objective: Objective) -> Task:
     """Return a task as clients train it: as it is, or with the calibrated loss in the place of the cross-entropy.
 
+    A `radius` of the objective goes around either.
+
     >>> from cyber0.tasks.task import mnist
     >>> task = mnist(source="embedded")
     >>> with_objective(task, Objective()) is task, with_objective(task, Objective(calibrated=True)).losses is calibrated
     (True, True)
     """
+    if objective.radius is not None:
+        inner = with_objective(task, replace(objective, radius=None))
+        return replace(inner, losses=Nearby(inner.losses, objective.radius))
     if not objective.calibrated:
         return task
     classes = task.dataset.classes

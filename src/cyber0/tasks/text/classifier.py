@@ -87,6 +87,10 @@ class Classifier(nn.Module):
         others = [child for child in self.whole.children() if child is not self.whole.base_model]
         return nn.ModuleList(others)
 
+    def embedding_module(self) -> nn.Module:
+        """Return what looks up the embeddings of words."""
+        return self.whole.get_input_embeddings()
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the scores of any number of prompts, computed in parts that fit into memory."""
         sizes = lengths(tokens)

@@ -110,6 +110,10 @@ class Writer(nn.Module):
         """Return what `train = 'head'` trains: the output embeddings, which may be tied to the input's."""
         return self.whole.get_submodule(self.top_name)
 
+    def embedding_module(self) -> nn.Module:
+        """Return what looks up the embeddings of words."""
+        return self.whole.get_input_embeddings()
+
     def forward(self, rows: Tensor) -> Tensor:
         """Return the outputs of any number of rows, computed in parts that fit into memory."""
         sizes = lengths(rows)

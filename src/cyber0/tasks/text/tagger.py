@@ -46,6 +46,10 @@ class Tagger(nn.Module):
         """Return what `train = 'head'` trains: the linear layer."""
         return self.classifier
 
+    def embedding_module(self) -> nn.Module:
+        """Return what looks up the embeddings of words."""
+        return self.whole.get_input_embeddings()
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the scores of any number of texts, as wide as they are, computed in parts that fit into memory."""
         step = max(1, AT_ONCE // max(1, int(lengths(tokens).max())))
