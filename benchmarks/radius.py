@@ -9,6 +9,7 @@ play the rows in six processes.
 """
 
 import argparse
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -51,9 +52,10 @@ def main() -> None:
     keys: dict[str, Any] = {**get_recipe("minilm-radius").base, **rounds, "model": given.model, "data": given.data}
     held = sentences(keys)
     chosen = list(product(SETTINGS, range(given.seeds)))[given.job :: given.jobs]
-    rows = [
-        play(RunConfig(**keys | setting | {"seed": seed, "device": given.device}), held) for setting, seed in chosen
-    ]
+    rows: list[Row] = []
+    for setting, seed in chosen:
+        options: dict[str, Any] = {**keys, **setting, "seed": seed, "device": given.device}
+        rows.append(play(RunConfig(**options), held))
     report("radius", rows, "python -m benchmarks.radius")
 
 
@@ -73,9 +75,9 @@ def play(config: RunConfig, held: tuple[torch.Tensor, torch.Tensor]) -> Row:
 
 def sentences(keys: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return sentences of the training file that clients know nothing of, and their labels."""
-    import transformers
-
-    task, whole = (load_task(RunConfig(**{**keys, "task": name}), keys["data"]) for name in names(keys["task"]))
+    options: list[dict[str, Any]] = [{**keys, "task": name} for name in names(keys["task"])]
+    task, whole = (load_task(RunConfig(**each), keys["data"]) for each in options)
+    transformers: Any = import_module("transformers")
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(keys["model"])
     ends = set(tokenizer.convert_tokens_to_ids(list(ENDS)))
     held, tested = set(_rows(task.dataset.train_inputs)), set(_rows(task.dataset.test_inputs))

@@ -41,6 +41,7 @@ __all__ = [
     "canonical_rule",
     "load",
     "sentences",
+    "why_not_private",
 ]
 
 T = TypeVar("T")
@@ -56,7 +57,18 @@ ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say s
 DELTA = 1e-5
 CLIP = 10.0
 UNCOUNTED = "its loss depends on a client's shares of the classes, which no budget accounts for; leave one of them out"
-UNTRIED = "the slopes of single samples are measured without a radius; leave one of them out"
+UNTRIED = "private clients measure the slopes of single samples, without a radius; leave one of them out"
+
+
+def why_not_private(objective: Objective) -> str | None:
+    """Return why clients that measure an objective cannot be private; None if they can.
+
+    >>> why_not_private(Objective()) is None, why_not_private(Objective(radius=0.1)) == UNTRIED
+    (True, True)
+    """
+    if objective.calibrated:
+        return UNCOUNTED
+    return None if objective.radius is None else UNTRIED
 
 
 class Options(BaseModel):
@@ -201,12 +213,10 @@ class Agreement(Options):
     def _check_objective(self) -> None:
         """Refuse an objective that does not go with the other keys."""
         objective, given = _parsed(parse_objective, self.objective), f"objective = {self.objective!r} and"
-        if objective.calibrated and self.least_noise is not None:
-            raise ValueError(f"{given} least_noise = {self.least_noise}: {UNCOUNTED}")
         if objective.radius is not None and self.mu != 0:
             raise ValueError(f"{given} mu = {self.mu}: a radius needs gradients; use mu = 0")
-        if objective.radius is not None and self.least_noise is not None:
-            raise ValueError(f"{given} least_noise = {self.least_noise}: {UNTRIED}")
+        if self.least_noise is not None and (why := why_not_private(objective)):
+            raise ValueError(f"{given} least_noise = {self.least_noise}: {why}")
 
     @property
     def invited(self) -> int:
@@ -361,9 +371,9 @@ class RunConfig(MachineOptions, SimulationOptions, Agreement):
     def _check_simulated_objective(self) -> None:
         """Refuse an objective that does not go with simulated privacy, or with the baseline."""
         objective, given = self.trained_by, f"objective = {self.objective!r}"
-        if self.is_private and (objective.calibrated or objective.radius is not None):
+        if self.is_private and (why := why_not_private(objective)):
             private = f"noise = {self.noise}" if self.epsilon is None else f"epsilon = {self.epsilon}"
-            raise ValueError(f"{given} and {private}: {UNCOUNTED if objective.calibrated else UNTRIED}")
+            raise ValueError(f"{given} and {private}: {why}")
         if objective.radius is not None and self.algorithm == "fedavg":
             raise ValueError(f"{given} is for algorithm = 'cyber0': leave the radius out")
 

@@ -16,7 +16,7 @@ from cyber0.registry import check, check_options
 __all__ = ["OBJECTIVES", "Objective", "parse"]
 
 
-MOST = 1e6  # of a radius: no embeddings are so long
+TINIEST, MOST = 2.0**-126, 1_000_000  # of a radius: what float32 can hold, and longer than any embeddings
 LEAST = 1e-9  # share of a class: what is as good as never seen cannot be told apart from nothing
 
 
@@ -39,11 +39,13 @@ class Objective:
 
     def __post_init__(self) -> None:
         radius: Any = self.radius
-        if radius is not None and not (type(radius) in (int, float) and 0 < radius < MOST):
-            raise InvalidConfig(
-                f"radius = {radius!r}: give a number above 0, as radius=0.05: how far all word embeddings of a text "
-                "together are moved to where its loss is larger"
-            )
+        if radius is not None:
+            if type(radius) not in (int, float) or not TINIEST <= radius < MOST:
+                raise InvalidConfig(
+                    f"radius = {radius!r}: give a number above 0 and below {MOST:,}, as radius=0.05: how far all word "
+                    "embeddings of a text together are moved to where its loss is larger"
+                )
+            object.__setattr__(self, "radius", float(radius))  # so that 1 and 1.0 are written alike
         shares: Any = self.shares
         if shares is None:
             return

@@ -14,7 +14,8 @@ from cyber0.errors import InvalidConfig
 from cyber0.layerwise.base import frozen_digest
 from cyber0.layerwise.frozen import is_streamed
 from cyber0.layerwise.measure import Measure, evaluation_model, in_precision, measure_of
-from cyber0.layerwise.protocols import Embedding, implements
+from cyber0.layerwise.nearby import lookups_of
+from cyber0.layerwise.protocols import is_layerwise
 from cyber0.layerwise.stream import stream_linears
 from cyber0.parameters import Parameters
 from cyber0.protocol.identity import FROZEN
@@ -83,11 +84,13 @@ def build_participant(
     most = stream if simulated is None else simulated.stream
     module = module.to(device) if most is None else _streamed(module, device, most)
     trained = with_objective(task, agreement.trained_by)
-    if agreement.trained_by.radius is not None and not implements(built, Embedding):
-        raise InvalidConfig(
-            f"objective = {agreement.objective!r} moves word embeddings, and {type(built).__name__} has none: a radius "
-            "is for language models; leave it out"
-        )
+    if agreement.trained_by.radius is not None:
+        if not is_layerwise(built):
+            raise InvalidConfig(
+                f"objective = {agreement.objective!r} is for models that are measured layer by layer, as language "
+                f"models are, and {type(built).__name__} is not: declare it by layerwise=True, or leave the radius out"
+            )
+        lookups_of(built)
     return Participant(trained, Parameters.of(module), measure_of(module, agreement.precision), device)
 
 

@@ -1,7 +1,7 @@
 """The gradient of a language model's loss by one backward pass, for exact slopes along any number of directions.
 
 With mu = 0 a client takes the memory of backpropagation instead of that of inference, and time for about three forward
-passes; each further direction costs one inner product.
+passes, or five with a radius (`Nearby`); each further direction costs one inner product.
 """
 
 from contextlib import ExitStack
@@ -100,7 +100,7 @@ class Gradient:
                 stack.enter_context(_InFloat32())
             stack.enter_context(torch.enable_grad())
             with in_arithmetic(self.device, self.arithmetic):
-                losses = per_sample(self._losses(inputs, labels), len(labels))
+                losses = per_sample(self._losses(inputs, labels, stack), len(labels))
             if not losses.requires_grad:
                 raise InvalidEstimate(
                     "torch finds no way from the losses back to a weight that is trained: use mu > 0, or let "
@@ -124,10 +124,12 @@ class Gradient:
             self._graphs[key] = _Graph(self, part)
         self._graphs[key].replay(part, share)
 
-    def _losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        if isinstance(self.losses, Nearby):
-            return self.losses.worst(self._called, (inputs, labels), self.module)
-        return self.losses(self._called, (inputs, labels))
+    def _losses(self, inputs: Tensor, labels: Tensor, stack: ExitStack) -> Tensor:
+        """Return losses; what they were computed with is undone when the stack is closed."""
+        if not isinstance(self.losses, Nearby):
+            return self.losses(self._called, (inputs, labels))
+        stack.enter_context(self.losses.moved(self._called, (inputs, labels), self.module))
+        return self.losses.losses(self._called, (inputs, labels))
 
     def _called(self, inputs: Tensor) -> Tensor:
         return self.scores(inputs).float()

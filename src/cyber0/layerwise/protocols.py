@@ -1,6 +1,6 @@
 """Methods that the class of a module can have, so that the module is measured faster.
 
-None of them is needed: without them the same numbers are measured.
+None of them is needed: without them the same numbers are measured. `Embedding` alone is for something else, a radius.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable

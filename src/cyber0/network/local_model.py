@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from cyber0.client import Client
-from cyber0.config import UNCOUNTED, Agreement
+from cyber0.config import Agreement, why_not_private
 from cyber0.directions.select import host
 from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.estimate import DOUBLE_UP_TO, estimate, full_precision
@@ -68,10 +68,8 @@ class LocalModel:
         self._commits = CommitSequence(self.plan)
         self._batches = _Batches(self.task, agreement, place, self._participant.device, deal)
         self.private: PrivateData | None = None
-        if privacy is not None and agreement.trained_by.calibrated:
-            raise InvalidConfig(
-                f"epsilon = {privacy.epsilon} in a run with objective = {agreement.objective!r}: {UNCOUNTED}"
-            )
+        if privacy is not None and (why := why_not_private(agreement.trained_by)):
+            raise InvalidConfig(f"epsilon = {privacy.epsilon} in a run with objective = {agreement.objective!r}: {why}")
         if privacy is None:
             warn_of_budget(self._batches.inputs, self._batches.labels, notice)
         else:

@@ -82,29 +82,34 @@ def with_objective(task: Task, objective: Objective) -> Task:
     >>> with_objective(task, Objective()) is task, with_objective(task, Objective(calibrated=True)).losses is calibrated
     (True, True)
     """
+    losses = task.losses
+    if objective.calibrated:
+        _check(task, objective)
+        losses = calibrated
     if objective.radius is not None:
-        inner = with_objective(task, replace(objective, radius=None))
-        return replace(inner, losses=Nearby(inner.losses, objective.radius))
-    if not objective.calibrated:
-        return task
-    classes = task.dataset.classes
+        losses = Nearby(losses, objective.radius)
+    return task if losses is task.losses else replace(task, losses=losses)
+
+
+def _check(task: Task, objective: Objective) -> None:
+    """Refuse a task that cannot be calibrated."""
+    classes, others = task.dataset.classes, str(replace(objective, calibrated=False, shares=None))
     if classes is None or task.dataset.train_labels.ndim != 1:
         what = "has no classes" if classes is None else "gives a sample several labels"
         raise InvalidConfig(
             f"objective = {str(objective)!r} is for tasks that give each sample one class, and {task.name!r} {what}: "
-            "use objective = 'plain'"
+            f"use objective = {others!r}"
         )
     if not _is_cross_entropy(task.losses):
         raise InvalidConfig(
             f"objective = {str(objective)!r} is for the cross-entropy, without weights or smoothing, and {task.name!r} "
-            "has another loss: leave the loss out, or use objective = 'plain'"
+            f"has another loss: leave the loss out, or use objective = {others!r}"
         )
     if objective.shares is not None and len(objective.shares) != classes:
         raise InvalidConfig(
             f"objective = {str(objective)!r} has {len(objective.shares)} shares, and {task.name!r} {classes} classes: "
             f"give {classes}"
         )
-    return replace(task, losses=calibrated)
 
 
 def _is_cross_entropy(losses: Any) -> bool:
