@@ -137,7 +137,7 @@ returns the module that looks them up, or leave the radius out
     owner: Any = module
     try:
         words: Any = owner.embedding_module() if implements(owner, Embedding) else None
-    except (NotImplementedError, TypeError):
+    except NotImplementedError:  # by a model of transformers that does not say which it is
         words = None
     if not isinstance(words, nn.Module):
         raise InvalidEstimate(
