@@ -136,6 +136,42 @@ def test_the_norm_of_a_sum_has_the_bits_of_both_steps(dtype):
     assert found.data_ptr() == x.data_ptr()
 
 
+@on_cuda
+def test_gelu_is_the_exact_function_correctly_rounded_for_all_values_of_bf16_but_one():
+    """All finite values, times the unit matrix; where the result is small, its error is."""
+    from cyber0.layerwise import fused_linear
+
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    x = x.where(x.isfinite(), 0).view(1024, 64)
+    unit, zero = (torch.eye(64).repeat(2, 1).bfloat16().to(DEVICE), torch.zeros(128, dtype=torch.bfloat16).to(DEVICE))
+    out = torch.empty(1024, 128, dtype=torch.bfloat16, device=DEVICE)
+    fused_linear.affine_gelu(x.to(DEVICE), unit, zero, out)
+    found, exact = out[:, :64].cpu(), x.double() * torch.special.ndtr(x.double())
+    assert same(out[:, :64], out[:, 64:].contiguous())
+    small = exact.abs() <= 1e-3
+    assert float((found.double() - exact)[small].abs().max()) < 4e-6
+    assert int((found != exact.float().bfloat16())[~small].sum()) <= 1
+
+
+@on_cuda
+@pytest.mark.parametrize(("count", "outputs", "inputs"), [(1024, 128, 64), (1100, 256, 192), (4100, 384, 1024)])
+def test_a_product_and_its_activation_in_one_kernel_are_those_of_two(count, outputs, inputs):
+    from cyber0.layerwise import fused_linear
+    from cyber0.layerwise.source import affine_gelu
+
+    shapes = [(count, inputs), (outputs, inputs), (outputs,)]
+    flats = [flat for flat, _ in tensors([(int(np.prod(shape)), 0) for shape in shapes], torch.float32)]
+    rows, weight, bias = (
+        (flat.view(shape) * scale).bfloat16().to(DEVICE)
+        for flat, shape, scale in zip(flats, shapes, (1, 0.1, 0.5), strict=True)
+    )
+    found, expected = (torch.full((count + 1, outputs), 7.0, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    fused_linear.affine_gelu(rows, weight, bias, found[:count])
+    affine_gelu(rows, weight, bias, expected[:count], "none")
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-2)
+    assert (found[count] == 7).all()
+
+
 @types
 @bits
 def test_a_pass_over_several_rounds_is_one_after_the_other(dtype, family):
@@ -248,6 +284,67 @@ def test_commits_applied_by_walks_are_commits_applied(model, family, bf16):
             walk.model(x[0].cuda())
             assert cuda.fingerprint() == reference.fingerprint()
     assert walk.layered
+
+
+class ReadsAValue(torch.nn.Module):
+    """A block whose launches depend on a value, which it reads `by` a way that torch notices, or a capture only."""
+
+    def __init__(self, inner, by):
+        super().__init__()
+        self.scale, self.inner, self.by = torch.nn.Parameter(torch.ones(1)), inner, by
+
+    def forward(self, hidden, *rest):
+        if self.by == "item":
+            return self.inner(hidden, *rest) * (self.scale if float(hidden.sum().item()) else 1)
+        torch.cuda.synchronize()
+        return self.inner(hidden, *rest) * self.scale
+
+
+def rounds_of(walk, *, graphs=True, rounds=6):
+    """The votes of some rounds with batches of several shapes, whose commits are applied by the walks that follow."""
+    votes = []
+    for t in range(rounds):
+        x, y = (part.cuda() for part in prompts(2, batch=(8, 20)[t % 2], width=(9, 19)[t // 2 % 2]))
+        votes.append(walk.slopes(x, y, DirectionKey(1, t), 1e-2, "rademacher").clone())
+        if not graphs:
+            walk._graphs = None
+        walk.parameters.defer(Commit(1, t, 0.05, np.sin(np.arange(1.0, 3.0))[None], "rademacher"))
+    walk.parameters.settle()
+    return torch.stack(votes).cpu(), walk.parameters.fingerprint()
+
+
+@on_cuda
+@pytest.mark.parametrize("model", ["mixtral", "gpt-oss", "mamba", "lfm2"])
+def test_blocks_whose_launches_do_not_depend_on_values_are_captured(model):
+    found = []
+    for graphs in (True, False):
+        walk = Walk(Parameters.of(classifier(model).cuda()), cross_entropy, torch.bfloat16)
+        if not graphs:
+            walk._graphs = None
+        found.append(rounds_of(walk, graphs=graphs))
+        assert walk.layered
+        assert (walk._graphs is not None and len(walk._graphs._known) > 1) == graphs
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@on_cuda
+@pytest.mark.parametrize("by", ["item", "synchronize"])
+def test_a_block_that_reads_a_value_is_walked_without_graphs(by):
+    found = []
+    for graphs in (True, False):
+        own = classifier("llama")
+        layer = own.whole.base_model.layers[1]
+        layer.mlp = ReadsAValue(layer.mlp, by)
+        walk = Walk(Parameters.of(own.cuda()), cross_entropy, torch.bfloat16)
+        assert walk._graphs is not None
+        if not graphs:
+            walk._graphs = None
+        found.append(rounds_of(walk, graphs=graphs))
+        assert walk.layered
+        assert walk._graphs is None
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
 
 
 @on_cuda

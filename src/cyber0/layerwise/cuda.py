@@ -15,9 +15,9 @@ import torch
 
 from cyber0.directions.tensors import Tensors, descend_all, gather, pair_all
 from cyber0.errors import InvalidEstimate
-from cyber0.layerwise import kernels
+from cyber0.layerwise import fused_linear, kernels
 from cyber0.layerwise.batching import pinned
-from cyber0.layerwise.source import MATRICES_AT_ONCE, Layout, Pair, Perturbation
+from cyber0.layerwise.source import MATRICES_AT_ONCE, Layout, Pair, Perturbation, affine_gelu
 
 __all__ = ["CudaSource"]
 
@@ -75,22 +75,23 @@ class CudaSource:
         self.table.copy_(pinned(words, self.device), non_blocking=True)
 
     @contextmanager
-    def warm_up(self) -> Generator[Iterator[None]]:
-        """Yield the walks to make before one is captured; they leave the masters as they are.
+    def warm_up(self) -> Generator[Iterator[bool]]:
+        """Yield the walks to make before one is captured, and whether each launches what that will launch.
 
-        The very first walk shows what is asked for. Another applies the commit times zero, which changes no bit.
+        They leave the masters as they are. The very first walk shows what is asked for. Another one applies the commit
+        times zero, which changes no bit.
         """
         table, applies = self.table, self.applies_commit
 
-        def passes() -> Iterator[None]:
+        def passes() -> Iterator[bool]:
             if not self._groups:
                 self._requests, self.table, self.applies_commit = [], table[:8] if applies else table, False
-                yield
+                yield False
                 self._plan()
             self.table, self.applies_commit = table.clone(), applies
             if applies:
                 self.table[15::8] = 0  # the coefficients
-            yield
+            yield True
 
         try:
             yield passes()
@@ -155,6 +156,13 @@ class CudaSource:
     ) -> Tensor:
         """Return the norm of both halves, by one launch; with a residual that of the sum, written over x."""
         return kernels.norm(x, weight, bias, eps, centred=centred, residual=residual)
+
+    def affine_gelu(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, approximate: str) -> None:
+        """Write GELU(rows times the transpose of a matrix, plus a bias) to `out`; in one launch where that pays."""
+        if fused_linear.supports(rows, weight, bias, out, approximate):
+            fused_linear.affine_gelu(rows, weight, bias, out)
+        else:
+            affine_gelu(rows, weight, bias, out, approximate)
 
     def _make(self, group: _Group) -> None:
         needed = 2 * group.tensors.room

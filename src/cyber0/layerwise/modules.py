@@ -7,6 +7,7 @@ its parameters replaced by perturbed ones; if it has children, they are run with
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,14 +17,16 @@ from torch import nn
 from torch.utils import _pytree as trees
 
 from cyber0.errors import InvalidEstimate
+from cyber0.layerwise.graphs import no_waiting
 from cyber0.layerwise.protocols import SignPairModule, implements
-from cyber0.layerwise.source import Pair, Source, normed
+from cyber0.layerwise.source import Pair, Source, affine, normed
 from cyber0.layerwise.whole_model import in_arithmetic
 
 __all__ = ["Handler", "SignPair", "blocks", "handlers", "linear", "readers", "trained"]
 
 Tensor = torch.Tensor
 Handler = Callable[..., Any]
+Product = Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
 EPS = ("eps", "variance_epsilon")
 LISTS = nn.ParameterList, nn.ParameterDict
 
@@ -37,6 +40,7 @@ class SignPair:
     - `rows`: the rows of the batch, both halves together.
     - `unperturbed`: the batch is not doubled, and runs with the weights as they are.
     - `shared`: inputs that all samples share, as (id of the module, position), since they once had no batch dimension.
+    - `may_wait`: whether modules that run by their own code may wait for the device; else that raises NotCapturable.
 
     >>> SignPair(None, torch.float32, rows=6).halves(torch.zeros(6, 2))
     [slice(None, 3, None), slice(3, None, None)]
@@ -47,6 +51,7 @@ class SignPair:
     rows: int
     unperturbed: bool = False
     shared: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    may_wait: bool = True
 
     def halves(self, x: Tensor) -> list[slice]:
         """Return the rows of each sign in a tensor that has the batch first, alone or merged with other dimensions."""
@@ -68,8 +73,12 @@ class SignPair:
         return (None, None) if parameter is None else self.source.vector(parameter, dtype)
 
 
-def linear(signs: SignPair, x: Tensor, weights: Pair, biases: Pair | tuple[None, None]) -> Tensor:
+def linear(
+    signs: SignPair, x: Tensor, weights: Pair, biases: Pair | tuple[None, None], product: Product = affine
+) -> Tensor:
     """Return each half of x times its own matrix [outputs, inputs], plus its own bias.
+
+    `product` computes a half, and may apply an activation to it.
 
     >>> signs = SignPair(None, torch.float32, rows=2)
     >>> linear(signs, torch.ones(2, 3), (torch.ones(1, 3), torch.zeros(1, 3)), (None, None))
@@ -79,16 +88,12 @@ def linear(signs: SignPair, x: Tensor, weights: Pair, biases: Pair | tuple[None,
     halves, (outputs, inputs) = signs.halves(x), weights[0].shape
     out = x.new_empty(*x.shape[:-1], outputs)
     for half, weight, bias in zip(halves, weights, biases, strict=False):
-        rows, into = x[half].reshape(-1, inputs), out[half].view(-1, outputs)
-        if bias is None:
-            torch.mm(rows, weight.t(), out=into)
-        else:
-            torch.addmm(bias, rows, weight.t(), out=into)
+        product(x[half].reshape(-1, inputs), weight, bias, out[half].view(-1, outputs))
     return out
 
 
-def _linear(signs: SignPair, module: Any, x: Tensor) -> Tensor:
-    return linear(signs, x, signs.source.matrix(module.weight, x.dtype), signs.vector(module.bias, x.dtype))
+def _linear(signs: SignPair, module: Any, x: Tensor, product: Product = affine) -> Tensor:
+    return linear(signs, x, signs.source.matrix(module.weight, x.dtype), signs.vector(module.bias, x.dtype), product)
 
 
 def _embedding(signs: SignPair, module: Any, ids: Tensor) -> Tensor:
@@ -121,10 +126,9 @@ def _norm(signs: SignPair, module: Any, x: Tensor) -> Tensor:
 
 
 def _activated(signs: SignPair, module: Any, x: Tensor) -> Tensor:
-    """Run a linear layer and its activation, which overwrites what it reads."""
+    """Run a linear layer and its activation as one step."""
     dense, activation = _steps(module)
-    out = _linear(signs, dense, x)
-    return torch.ops.aten.gelu_(out, approximate=_approximation(activation))
+    return _linear(signs, dense, x, partial(signs.source.affine_gelu, approximate=_approximation(activation) or "none"))
 
 
 def _summed(signs: SignPair, module: Any, x: Tensor, residual: Tensor) -> Tensor:
@@ -147,10 +151,11 @@ def _leaf(signs: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
 def _block(signs: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
     """Run the code of a module and its descendants once for each half.
 
-    Trained weights are perturbed in float32, since a norm may be among them; only matrix products are less precise.
+    Trained weights of one or two dimensions are perturbed in float32, since a norm or the rates of a state space may be
+    among them; only matrix products are less precise. Those of more are the matrices of experts, or of a convolution.
     """
     pairs = {
-        id(p): _pair(signs, p, signs.dtype if p.ndim > 1 and not p.requires_grad else torch.float32)
+        id(p): _pair(signs, p, signs.dtype if p.ndim > (2 if p.requires_grad else 1) else torch.float32)
         for p in module.parameters()
     }
     device = next(module.parameters()).device
@@ -181,7 +186,8 @@ def _run_each_half(
                 if (id(module), at) not in signs.shared:
                     given[at] = x[signs.halves(x)[sign]]
             arguments, keywords = trees.tree_unflatten(given, tree)
-            outputs.append(module.__class__.forward(module, *arguments, **keywords))
+            with nullcontext() if signs.may_wait else no_waiting():
+                outputs.append(module.__class__.forward(module, *arguments, **keywords))
     finally:
         for owner, own in zip(owners, kept, strict=True):
             owner._parameters.update(own)

@@ -141,7 +141,8 @@ class _Recorder:
         self.source = source
         self.asked: set[int] = set()
         self.keeps = False
-        self.set_perturbation, self.begin, self.norm = source.set_perturbation, source.begin, source.norm
+        self.set_perturbation, self.begin = source.set_perturbation, source.begin
+        self.norm, self.affine_gelu = source.norm, source.affine_gelu
 
     def matrix(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         self.asked.add(id(parameter))

@@ -31,6 +31,8 @@ __all__ = [
     "Source",
     "TorchSource",
     "Unperturbed",
+    "affine",
+    "affine_gelu",
     "normed",
     "perturbation_of",
 ]
@@ -124,6 +126,10 @@ class Source(Protocol):
         """
         ...
 
+    def affine_gelu(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, approximate: str) -> None:
+        """Write GELU(rows times the transpose of a matrix, plus a bias) to `out`."""
+        ...
+
 
 @runtime_checkable
 class CapturableSource(Source, Protocol):
@@ -134,8 +140,11 @@ class CapturableSource(Source, Protocol):
         """Return what a captured walk cannot change: a graph serves only walks with the same key."""
         ...
 
-    def warm_up(self) -> AbstractContextManager[Iterator[None]]:
-        """Yield the walks to make before one is captured; they leave the masters as they are."""
+    def warm_up(self) -> AbstractContextManager[Iterator[bool]]:
+        """Yield the walks to make before one is captured, and whether each launches what that will launch.
+
+        They leave the masters as they are.
+        """
         ...
 
 
@@ -273,6 +282,9 @@ class TorchSource:
             out[part] = normed(x[part], weight[sign], None if bias is None else bias[sign], eps, centred=centred)
         return out
 
+    def affine_gelu(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, approximate: str) -> None:
+        affine_gelu(rows, weight, bias, out, approximate)
+
     def _scratch_pair(self, size: int, dtype: torch.dtype) -> Pair:
         if dtype not in self._scratch or self._scratch[dtype].shape[1] < size:
             self._scratch[dtype] = torch.empty(2, size, dtype=dtype, device=self.layout.parameters.device)
@@ -333,6 +345,9 @@ class Unperturbed:
         x = x if residual is None else x.add_(residual)
         return normed(x, weight[0], None if bias is None else bias[0], eps, centred=centred)
 
+    def affine_gelu(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, approximate: str) -> None:
+        affine_gelu(rows, weight, bias, out, approximate)
+
 
 def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, centred: bool) -> Tensor:
     """Return the norm of x over its last dimension, computed in float32, in the type of x.
@@ -348,3 +363,22 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, centre
         return torch.nn.functional.layer_norm(values, weight.shape, weight, bias, eps).to(x.dtype)
     scaled = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
     return (weight * scaled).to(x.dtype)
+
+
+def affine(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Write rows times the transpose of a matrix, plus a bias, to `out`.
+
+    >>> affine(torch.ones(1, 2), torch.tensor([[1.0, 2.0]]), torch.ones(1), out := torch.empty(1, 1))
+    >>> out
+    tensor([[4.]])
+    """
+    if bias is None:
+        torch.mm(rows, weight.t(), out=out)
+    else:
+        torch.addmm(bias, rows, weight.t(), out=out)
+
+
+def affine_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, approximate: str) -> None:
+    """Write what `affine` writes, and overwrite it by its GELU."""
+    affine(rows, weight, bias, out)
+    torch.ops.aten.gelu_(out, approximate=approximate)

@@ -29,7 +29,7 @@ from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast_attention
 from cyber0.layerwise.frozen import supplies
-from cyber0.layerwise.graphs import Graphs
+from cyber0.layerwise.graphs import Graphs, NotCapturable
 from cyber0.layerwise.micro_batches import GRAIN, Cutter, MicroBatch, is_out_of_memory, sizes_of
 from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.patched import patched
@@ -231,9 +231,12 @@ class Walk:
         with torch.no_grad(), self._patched(SignPair(Unperturbed(), self.arithmetic, 0, unperturbed=True), padded=True):
             return function(*arguments)
 
-    def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
-        """Return the losses [2, samples] of a micro-batch, at w + mu z and at w - mu z."""
-        signs = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
+    def run(self, inputs: Tensor, labels: Tensor, *, padded: bool, may_wait: bool = True) -> Tensor:
+        """Return the losses [2, samples] of a micro-batch, at w + mu z and at w - mu z.
+
+        Raise NotCapturable if a module waits for the device and may not.
+        """
+        signs = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared, may_wait=may_wait)
         self.source.begin()
         with self._patched(signs, padded=padded):
             losses = self.losses(self.scores, (torch.cat([inputs, inputs]), torch.cat([labels, labels])))
@@ -261,6 +264,11 @@ class Walk:
                     if parts:
                         self.source.set_perturbation(perturbation())
                 out[:, part.order] = found
+            except NotCapturable:
+                self._graphs, self.source = None, _source(self.layout, self.backend)
+                self.parameters.settle()
+                self.source.set_perturbation(perturbation())
+                parts.insert(0, part)
             except Exception as error:
                 if batch.fixed or not is_out_of_memory(error):
                     raise
@@ -295,10 +303,9 @@ class Walk:
 
     @property
     def _capturable(self) -> bool:
-        """Return whether one graph serves every batch: the code of a block may depend on its inputs' values."""
-        if not all(each.capturable for each in self.supplies) or modules.blocks(self.handlers or []):
-            return False
-        return isinstance(self.source, CapturableSource) and implements(self.module, Scorer)
+        """Return whether a walk may be captured, so that one graph serves every batch of a shape."""
+        ready = self.layered and all(each.capturable for each in self.supplies)
+        return ready and isinstance(self.source, CapturableSource) and implements(self.module, Scorer)
 
     @property
     def _writes(self) -> bool:
