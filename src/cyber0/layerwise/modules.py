@@ -22,7 +22,7 @@ from cyber0.layerwise.protocols import SignPairModule, implements
 from cyber0.layerwise.source import Pair, Source, affine, normed
 from cyber0.layerwise.whole_model import in_arithmetic
 
-__all__ = ["Handler", "SignPair", "blocks", "handlers", "linear", "readers", "trained"]
+__all__ = ["TOKENWISE", "Handler", "SignPair", "blocks", "handlers", "linear", "readers", "trained"]
 
 Tensor = torch.Tensor
 Handler = Callable[..., Any]
@@ -40,6 +40,7 @@ class SignPair:
     - `rows`: the rows of the batch, both halves together.
     - `unperturbed`: the batch is not doubled, and runs with the weights as they are.
     - `shared`: inputs that all samples share, as (id of the module, position), since they once had no batch dimension.
+    - `read`: row and place of the tokens that are read after the last attention; None if all may be.
     - `may_wait`: whether modules that run by their own code may wait for the device; else that raises NotCapturable.
 
     >>> SignPair(None, torch.float32, rows=6).halves(torch.zeros(6, 2))
@@ -52,6 +53,7 @@ class SignPair:
     unperturbed: bool = False
     shared: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     may_wait: bool = True
+    read: tuple[Tensor, Tensor] | None = None
 
     def halves(self, x: Tensor) -> list[slice]:
         """Return the rows of each sign in a tensor that has the batch first, alone or merged with other dimensions."""
@@ -211,6 +213,9 @@ def _concatenate(plus: Any, minus: Any) -> Any:
     if plus is not minus and not (isinstance(plus, bool | int | float | str) and plus == minus):
         raise InvalidEstimate(f"a module returns a {type(plus).__name__}, and those of the two halves cannot be joined")
     return plus
+
+
+TOKENWISE = frozenset[Handler]({_linear, _activated, _summed, _norm})  # what they compute of a token needs no other
 
 
 def handlers(root: nn.Module, whole: Collection[nn.Module] = ()) -> list[tuple[nn.Module, Handler]]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Embedding",
+    "OneTokenReader",
     "PaddableInputs",
     "Scorer",
     "SignPairModule",
@@ -49,6 +50,15 @@ class PaddableInputs(Protocol):
 
     def widest(self) -> int:
         """Return how wide inputs may be padded."""
+        ...
+
+
+@runtime_checkable
+class OneTokenReader(Protocol):
+    """A model with `SizedInputs` whose scores are taken from the hidden states of one token of each sample."""
+
+    def token_read(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """Return the place of that token in each sample, [samples]; None if there is more than one."""
         ...
 
 

@@ -11,7 +11,7 @@ batch, and replayed along other directions.
 
 import warnings
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -35,6 +35,7 @@ from cyber0.layerwise.modules import Handler, SignPair
 from cyber0.layerwise.patched import patched
 from cyber0.layerwise.proof import SMALL, ProofNotPossible, UnreadParameters, give_back_memory, prove
 from cyber0.layerwise.protocols import Scorer, implements
+from cyber0.layerwise.reading import at_tokens_read, tokens_read
 from cyber0.layerwise.source import (
     CapturableSource,
     Layout,
@@ -236,10 +237,12 @@ class Walk:
 
         Raise NotCapturable if a module waits for the device and may not.
         """
-        signs = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared, may_wait=may_wait)
+        both = torch.cat([inputs, inputs]), torch.cat([labels, labels])
+        read = tokens_read(self.module, both[0])
+        signs = SignPair(self.source, self.arithmetic, 2 * len(inputs), False, self._shared, may_wait, read)
         self.source.begin()
         with self._patched(signs, padded=padded):
-            losses = self.losses(self.scores, (torch.cat([inputs, inputs]), torch.cat([labels, labels])))
+            losses = self.losses(self.scores, both)
         return per_sample(losses, 2 * len(inputs)).view(2, -1)
 
     def scores(self, inputs: Tensor) -> Tensor:
@@ -326,9 +329,9 @@ class Walk:
         self.parameters.settle()
         handlers = self.handlers
         blocks: list[nn.Module] = []
-        while self.handlers is not None:
+        while (every_token := self.handlers) is not None:
             try:
-                prove(self, batch.micro_batches[0])
+                self._prove_handlers(every_token, batch.micro_batches[0])
                 break
             except ProofNotPossible:
                 self.handlers = handlers
@@ -350,6 +353,15 @@ class Walk:
         if not self._capturable:
             self._graphs = None
         return True
+
+    def _prove_handlers(self, every_token: list[tuple[nn.Module, Handler]], part: MicroBatch) -> None:
+        """Check handlers that compute only the tokens that are read; if that fails, or there are none, the others."""
+        self.handlers = at_tokens_read(self, every_token, part)
+        if self.handlers != every_token:
+            with suppress(InvalidEstimate):
+                return prove(self, part)
+            self.handlers = every_token
+        return prove(self, part)
 
     @contextmanager
     def _patched(self, signs: SignPair, *, padded: bool) -> Generator[None]:

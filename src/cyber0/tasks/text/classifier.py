@@ -113,6 +113,10 @@ class Classifier(nn.Module):
         """Return how many tokens each prompt has."""
         return lengths(tokens)
 
+    def token_read(self, tokens: Tensor) -> Tensor | None:
+        """Return where the hidden states of each prompt are read; None if they are pooled."""
+        return None if self.label_head.kind == "pooled" else self.label_head.positions(tokens)
+
     def widest(self) -> int:
         """Return how wide prompts may be padded."""
         return widest(self.whole)
