@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import nn
 
 __all__ = ["fast_attention"]
@@ -33,13 +34,20 @@ def fast_attention(module: nn.Module, *, padded: bool) -> Generator[None]:
     if configs:
         _register()
     token = _PADDED.set(padded)
+    tables: Any = None
+    if any(getattr(config, "_attn_implementation", None) == "eager" for config in found):
+        tables = import_module("transformers.masking_utils").ALL_MASK_ATTENTION_FUNCTIONS
     try:
+        if tables is not None:
+            tables["eager"] = _eager_mask
         for config in configs.values():
             config._attn_implementation = NAME
         yield
     finally:
         for config in configs.values():
             config._attn_implementation = "sdpa"
+        if tables is not None:
+            del tables["eager"]  # transformers' own is there again
         _PADDED.reset(token)
 
 
@@ -76,3 +84,10 @@ def _mask(*arguments: Any, mask_function: Any = None, attention_mask: Any = None
     if mask_function is masks.bidirectional_mask_function and same:
         return attention_mask[:, None, None, :].bool() if _PADDED.get() and attention_mask is not None else None
     return masks.sdpa_mask(*arguments, mask_function=mask_function, attention_mask=attention_mask, **options)
+
+
+def _eager_mask(*arguments: Any, dtype: Any, **options: Any) -> Any:
+    """Return what transformers does, but without copying a number from the host, which cannot be captured."""
+    masks: Any = import_module("transformers.masking_utils")
+    mask = masks.sdpa_mask(*arguments, **options | {"allow_is_causal_skip": False})
+    return None if mask is None else mask.new_zeros((), dtype=dtype).where(mask, torch.finfo(dtype).min)
