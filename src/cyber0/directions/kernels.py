@@ -2,8 +2,8 @@
 """The backend `triton`: the stream on a CUDA device, with one pass over memory for each operation.
 
 Kernels are compiled without fused multiply-adds. They read directions from device memory rather than from their
-arguments, so that a captured CUDA graph can be replayed with other rounds and coefficients. A tile is 1,024 coordinates
-and starts at a multiple of 1,024, so that no tile crosses a block or a 2**32 boundary.
+arguments, so that a captured CUDA graph can be replayed with other rounds and coefficients. A tile is a power of
+two of coordinates and starts at a multiple of its size, so that no tile crosses a block or a 2**32 boundary.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from cyber0.directions.backend import Buffer, Packed
 __all__ = ["Triton", "table"]
 
 TILE, WARPS = 1024, 2
+SIGNS_TILE = 4096  # of many random signs: a word has 32 of them, and a warp has a block of words for each thread
 ROUNDING = tl.constexpr(0x524E4452)
 
 
@@ -286,8 +287,10 @@ class Triton:
     def fold(self, weights: Buffer, packed: Packed, start: int) -> None:
         commits, width = packed.shape
         arguments = weights, table(packed, weights.device), commits, width
-        flags = {"BITS": bool(packed["bits"][0, 0]), "BF16": weights.dtype == torch.bfloat16}
-        _launch(_fold, arguments, start, weights.numel(), weights.device, **flags)
+        bits = bool(packed["bits"][0, 0])
+        flags = {"BITS": bits, "BF16": weights.dtype == torch.bfloat16}
+        shape = (SIGNS_TILE, 1) if bits else (TILE, WARPS)
+        _launch(_fold, arguments, start, weights.numel(), weights.device, shape=shape, **flags)
 
     def fingerprint(self, weights: Buffer, start: int) -> int:
         total = torch.zeros(1, dtype=torch.int64, device=weights.device)
@@ -314,11 +317,19 @@ def _bits(packed: Packed) -> bool:
 
 
 def _launch(
-    kernel: Any, arguments: tuple[Any, ...], start: int, size: int, device: Any, rows: int = 1, **flags: Any
+    kernel: Any,
+    arguments: tuple[Any, ...],
+    start: int,
+    size: int,
+    device: Any,
+    rows: int = 1,
+    shape: tuple[int, int] = (TILE, WARPS),
+    **flags: Any,
 ) -> None:
-    shift = start % TILE
-    grid = (-(-(shift + size) // TILE), rows)
+    tile, warps = shape
+    shift = start % tile
+    grid = (-(-(shift + size) // tile), rows)
     with torch.cuda.device_of(arguments[0]) if device.type == "cuda" else torch.no_grad():
         kernel[grid](
-            *arguments, start // TILE, shift, size, TILE=TILE, num_warps=WARPS, enable_fp_fusion=False, **flags
+            *arguments, start // tile, shift, size, TILE=tile, num_warps=warps, enable_fp_fusion=False, **flags
         )

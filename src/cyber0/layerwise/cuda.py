@@ -1,7 +1,7 @@
 """The source of perturbed weights for a CUDA device with Triton: a few matrices at a time, all vectors at once.
 
 A first walk shows which matrices are asked for, and in which order. Later walks perturb several in one launch, up to
-the size of three of the largest, since a launch for each would leave the device half empty. Perturbing them in advance,
+the size of two of the largest, since a launch for each would leave the device half empty. Perturbing them in advance,
 on a second stream, does not pay: it slows the matrix products down by more than it saves.
 """
 

@@ -28,7 +28,7 @@ __all__ = ["at_tokens_read", "tokens_read"]
 Tensor = torch.Tensor
 Handlers = Sequence[tuple[nn.Module, Handler]]
 TRIED = 48  # modules, the last ones of a model: more than those of a layer with adapters
-FEWEST = 3  # tokens of a text to try them with
+FEWEST, MOST = 3, 8  # tokens of a text to try them with, cut off after so many
 OTHERS = torch.nan, 0.0, 3.0  # what the outputs of other tokens are replaced by
 ROUNDING = 1e-6  # how far losses of equal rows of a batch may differ, relative
 
@@ -46,19 +46,21 @@ def tokens_read(module: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor] | No
 
 def at_tokens_read(walk: "Walk", handlers: Handlers, part: "MicroBatch") -> list[tuple[nn.Module, Handler]]:
     """Return handlers of which those that need no other tokens compute the tokens that are read."""
-    module = walk.module
-    read = tokens_read(module, part.inputs)
-    if read is None or not implements(module, SizedInputs):
+    module: Any = walk.module
+    if not implements(module, SizedInputs) or part.inputs.ndim != 2:
         return list(handlers)
     sizes = module.sizes(part.inputs)
     long_enough = (sizes >= FEWEST).nonzero()
     if len(long_enough) == 0:
         return list(handlers)
     chosen = int(long_enough[0])
-    text, label = part.inputs[chosen, : int(sizes[chosen])], part.labels[chosen]
+    text, label = part.inputs[chosen, : min(MOST, int(sizes[chosen]))], part.labels[chosen]
+    read = tokens_read(walk.module, text[None])
+    if read is None:
+        return list(handlers)
     tried = [(each, run) for each, run in handlers if run in TOKENWISE][-TRIED:]
     try:
-        unread = _unread(walk, handlers, tried, text, label, int(read[1][chosen]))
+        unread = _unread(walk, handlers, tried, text, label, int(read[1]))
     except Exception as error:  # the model's own code may fail in any way
         if is_out_of_memory(error):
             raise

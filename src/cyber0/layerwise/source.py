@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-MATRICES_AT_ONCE = 3  # how many matrices of the largest size a CUDA device perturbs in one launch
+MATRICES_AT_ONCE = 2  # how many matrices of the largest size a CUDA device perturbs in one launch
 GAP = 2**15  # coordinates that cost as much as another call: rows closer than this are perturbed in one
 LONGEST = 2**20  # most coordinates of one call, unless a single row has more
 Pair = tuple[Tensor, Tensor]
