@@ -146,15 +146,26 @@ def _logistic(
     if y.ndim == 4:  # calibrated
         here, y = offset_scores(here, y[..., 1:, None], axis=3), y[..., 0].long()
     by_class = z[..., :split].reshape(runs, count, outputs, inputs).transpose(1, 2).reshape(runs, -1, inputs)
-    products = x.view(runs, n * size, inputs) @ by_class.mT
-    along = products.view(runs, n, size, outputs, count) + z[..., split:].mT[:, None, None]
-    along = along - along.gather(3, y[..., None, None].expand(runs, n, size, 1, count))
-    if not bool(step * along.abs().amax() < LARGEST):  # exponentials could overflow
+    along = (x.view(runs, n * size, inputs) @ by_class.mT).view(runs, n, size, outputs, count)
+    along += z[..., split:].mT.contiguous()[:, None, None]
+    along -= _of_true_class(along, y)
+    low, high = torch.aminmax(along)
+    if not bool(step * torch.maximum(-low, high) < LARGEST):  # exponentials could overflow
         upper = torch.logsumexp(torch.add(here, along, alpha=step), dim=3)
         return upper.sub_(torch.logsumexp(torch.sub(here, along, alpha=step), dim=3))
     odds = torch.softmax(here, dim=3)
-    upper, lower = (torch.expm1(along * sign).mul_(odds).sum(dim=3).log1p_() for sign in (step, -step))
+    room = torch.empty_like(along)
+    upper, lower = (
+        torch.mul(along, sign, out=room).expm1_().mul_(odds).sum(dim=3).log1p_() for sign in (step, -step)
+    )
     return upper.sub_(lower)
+
+
+def _of_true_class(logits: Tensor, y: Tensor) -> Tensor:
+    """Return of logits [S, n, B, classes, R] those of each sample's class, [S, n, B, 1, R]."""
+    *samples, classes, count = logits.shape
+    places = torch.arange(0, y.numel() * classes, classes, device=y.device) + y.flatten()
+    return logits.view(-1, count).index_select(0, places).view(*samples, 1, count)
 
 
 def _any_model(
