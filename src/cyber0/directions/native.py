@@ -110,12 +110,12 @@ class Cpu:
     name: str = "cpu"
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        rows = [out.ctypes.data + row * out.shape[1] * 4 for row in range(len(out))]
+        at, width = out.ctypes.data, out.shape[1]
         self._share_rows(
             packed,
-            out.shape[1],
+            width,
             lambda row, direction, first, size: library().cyber0_fill(
-                rows[row] + first * 4, size, start + first, direction
+                at + (row * width + first) * 4, size, start + first, direction
             ),
         )
 
