@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from cyber0.config import RunConfig
-from cyber0.simulation import Simulation
+from cyber0.simulation import Simulation, learners
+from cyber0.simulation.ensemble import Ensemble
 from cyber0.tasks.task import get_task
 
 SMALL = {"clients": 5, "byzantine": 1, "directions": 6, "batch": 8, "rounds": 3, "source": "embedded"}
@@ -51,6 +52,25 @@ def test_a_large_loss_costs_logistic_regression_no_digits(size, local_epochs):
 def test_a_huge_perturbation_of_logistic_regression_does_not_overflow():
     batched, sequential = (votes(engine, "mnist", mu=1e3) for engine in ("batched", "sequential"))
     np.testing.assert_allclose(batched, sequential, rtol=1e-4, atol=1e-4 * np.abs(sequential).max())
+
+
+@pytest.mark.parametrize("options", [{}, {"attack": "lf"}, {"objective": "calibrated"}, {"mu": 1e3}])
+def test_a_sample_that_is_drawn_again_is_measured_once(options, monkeypatch):
+    """Votes have the bits that they have when every draw is measured, also of runs that draw different numbers."""
+    small = {**SMALL, "clients": 20, "byzantine": 4, "batch": 64, **options}
+    configs = [RunConfig(**small, seed=seed) for seed in (1, 2)]
+
+    def all_votes():
+        return [[played.honest for played in rounds] for rounds in Ensemble(configs, TASKS["mnist"]).play()]
+
+    population = Simulation(configs[0], TASKS["mnist"]).population
+    samples, places = population.distinct(0, 0, np.arange(20))
+    assert population.repeats
+    assert len(samples) < places.size
+    np.testing.assert_array_equal(samples[places], population.chosen(0, 0, np.arange(20)))
+    once = all_votes()
+    monkeypatch.setattr(learners, "measures_alike", lambda *_: False)
+    np.testing.assert_array_equal(once, all_votes())
 
 
 @pytest.mark.parametrize("task", ["mnist-mlp(hidden=6)", "mnist-cnn"])

@@ -355,6 +355,39 @@ EXPORT void cyber0_share(void (*run)(void (*)(void *), void *, unsigned, unsigne
 
 #include "_replay.h"
 
+/* A sphere direction that is short enough to stay in the cache until its length is known: so it is generated once.
+ * Returns the factor that scales it. */
+static float fill_sphere(float *out, int64_t dimension, const direction *d)
+{
+    cyber0_fill(out, dimension, 0, d);
+    int64_t total = squared(out, (int)dimension);
+    float unit = (float)(1.0 / sqrt((double)(total > 1 ? total : 1) / 0x1p20));
+    scale(out, (int)dimension, unit);
+    return unit;
+}
+
+/* Rows of which each thread of a team takes the next until none is left. */
+typedef struct { float *out, *units; int64_t dimension; const direction *directions; int64_t count, next; } sphere_rows;
+
+static void take_spheres(void *given)
+{
+    sphere_rows *all = given;
+    int64_t row;
+    EXACTLY(
+        while ((row = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED)) < all->count)
+            all->units[row] = fill_sphere(all->out + row * all->dimension, all->dimension, all->directions + row);
+    );
+}
+
+/* Whole sphere directions as the rows of `out`, and what scales each; on a team of threads, if there is a `run`. */
+EXPORT void cyber0_spheres(void (*run)(void (*)(void *), void *, unsigned, unsigned), unsigned threads, float *out,
+                           float *units, int64_t dimension, const direction *directions, int64_t count)
+{
+    sphere_rows all = {out, units, dimension, directions, count, 0};
+    if (run) run(take_spheres, &all, threads, 0);
+    else take_spheres(&all);
+}
+
 /* The updates of commits of sphere directions that are short enough to be kept, in `room`, until their length is known:
  * so each is generated once. */
 EXPORT void cyber0_updates(float *updates, int64_t dimension, const direction *directions, int64_t commits,
@@ -365,10 +398,8 @@ EXPORT void cyber0_updates(float *updates, int64_t dimension, const direction *d
         float *u = updates + commit * dimension;
         memset(u, 0, dimension * sizeof(float));
         for (const direction *d = directions + commit * width; d < directions + (commit + 1) * width; d++) {
-            cyber0_fill(room, dimension, 0, d);
-            int64_t total = squared(room, n);
             EXACTLY(
-                scale(room, n, (float)(1.0 / sqrt((double)(total > 1 ? total : 1) / 0x1p20)));
+                fill_sphere(room, dimension, d);
                 accumulate(u, room, d->coefficient, n);
             );
         }

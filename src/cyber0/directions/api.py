@@ -73,8 +73,13 @@ def matrix(
     """
     check_slice(dimension, 0, family, dimension)
     device = _device(device)
-    chosen, packed = prepare(keys, np.ones(len(keys)), family, dimension, backend, device)
     out = empty(len(keys) * dimension, device).reshape(len(keys), dimension)
+    native = _native_for(get_backend(backend, device), dimension, device) if family == "sphere" and keys else None
+    if native is not None:
+        ones = np.ones(len(keys))
+        _remember(keys, dimension, native.fill_spheres(out, pack(keys, "gaussian", ones, ones)).tolist())
+        return out
+    chosen, packed = prepare(keys, np.ones(len(keys)), family, dimension, backend, device)
     chosen.fill(out, packed, 0)
     return out
 
@@ -310,8 +315,7 @@ def fold(
     """
     chosen = get_backend(backend, device)
     if family == "sphere":
-        native = chosen.inner if isinstance(chosen, Hosted) else chosen
-        if isinstance(native, Cpu) and dimension <= WHOLE and (device is None or device.type == "cpu"):
+        if (native := _native_for(chosen, dimension, device)) is not None:
             native.fold_spheres([(host(flat), start) for flat, start in tensors], packed, dimension)
             return
         lengths = chosen.squared_lengths(packed.ravel(), dimension, device)
@@ -319,6 +323,13 @@ def fold(
         packed["unit"] = _unit(lengths).reshape(packed.shape)
     for flat, start in tensors:
         chosen.fold(flat, packed, start)
+
+
+def _native_for(chosen: Backend, dimension: int, device: Any) -> Cpu | None:
+    """Return the compiled backend, if it is chosen, for directions that a cache holds until their length is known."""
+    native = chosen.inner if isinstance(chosen, Hosted) else chosen
+    near = dimension <= WHOLE and (device is None or device.type == "cpu")
+    return native if near and isinstance(native, Cpu) else None
 
 
 def _prepare_slice(
@@ -347,12 +358,16 @@ def _units(keys: Sequence[DirectionKey], dimension: int, backend: Backend, devic
     if missing:
         packed = pack(missing, "gaussian", np.ones(len(missing)), np.ones(len(missing)))
         units = _unit(backend.squared_lengths(packed, dimension, device))
-        found = dict(zip(missing, units.tolist(), strict=True))
-        known |= found
-        if len(_UNITS) > 2**16:
-            _UNITS.clear()
-        _UNITS.update({(key, dimension): unit for key, unit in found.items()})
+        known |= dict(zip(missing, units.tolist(), strict=True))
+        _remember(missing, dimension, units.tolist())
     return cast("list[float]", [known[key] for key in keys])
+
+
+def _remember(keys: Sequence[DirectionKey], dimension: int, units: list[float]) -> None:
+    """Keep units for whoever asks for these directions again, as the commit of a round does."""
+    if len(_UNITS) > 2**16:
+        _UNITS.clear()
+    _UNITS.update({(key, dimension): unit for key, unit in zip(keys, units, strict=True)})
 
 
 def _unit(squared_lengths: list[int]) -> NDArray[np.float32]:

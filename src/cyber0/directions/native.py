@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "descend": ([_VOID, _INT, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
     "share": ([_VOID, _INT, _I64, _VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
     "fold": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _I64], None),
+    "spheres": ([_VOID, _INT, _VOID, _VOID, _I64, _VOID, _I64], None),
     "updates": ([_VOID, _I64, _VOID, _I64, _I64, _VOID], None),
     "subtract": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _VOID, _I64, _I64], None),
     "fingerprint": ([_VOID, _INT, _I64, _U64], _U64),
@@ -110,14 +111,33 @@ class Cpu:
     name: str = "cpu"
 
     def fill(self, out: Buffer, packed: Packed, start: int) -> None:
-        rows = [out.ctypes.data + row * out.shape[1] * 4 for row in range(len(out))]
+        at, width = out.ctypes.data, out.shape[1]
         self._share_rows(
             packed,
-            out.shape[1],
+            width,
             lambda row, direction, first, size: library().cyber0_fill(
-                rows[row] + first * 4, size, start + first, direction
+                at + (row * width + first) * 4, size, start + first, direction
             ),
         )
+
+    def fill_spheres(self, out: Buffer, packed: Packed) -> NDArray[np.float32]:
+        """Write whole sphere directions of a small model, packed with units of 1; return their units.
+
+        Each is generated once, where `squared_lengths` and `fill` would generate it twice.
+        """
+        units = np.empty(len(packed), dtype=np.float32)
+        rows, width = out.shape
+        threads, team = self._team(out, rows * width)
+
+        def some(first: int, count: int) -> None:
+            buffers = _at(out, first * width), _at(units, first), width, packed[first:].ctypes.data, count
+            library().cyber0_spheres(team, threads, *buffers)
+
+        if team is None:
+            self._share(rows, some, cost=width, whole=1)
+        else:
+            some(0, rows)
+        return units
 
     def squared_lengths(self, packed: Packed, dimension: int, device: Any) -> list[int]:  # noqa: ARG002
         return self._share_rows(
@@ -218,21 +238,26 @@ class Cpu:
     def _on_team(
         self, weights: Buffer | None, out: Buffer, minus: Buffer | None, packed: Packed, start: int, count: int
     ) -> bool:
-        """Move or descend a tensor on torch's own threads; return whether it has any, and the work is worth them.
+        """Move or descend a tensor on torch's own threads; return whether it has any, and the work is worth them."""
+        size, cost = len(out), max(1, count)
+        threads, team = self._team(out, size * cost)
+        if team is None:
+            return False
+        step = -(-size // min(threads, size * cost // WORTH_A_PART) // 128) * 128
+        buffers = _at(weights, 0), _is16(weights), _at(out, 0), _at(minus, 0), _is16(out)
+        library().cyber0_share(team, threads, step, *buffers, size, start, packed.ctypes.data, count)
+        return True
+
+    def _team(self, out: Buffer, cost: int) -> tuple[int, int | None]:
+        """Return torch's threads, and what runs work on them: None if `out` is not torch's, or it is not worth them.
 
         These spin for some milliseconds after each operation, and would keep other threads from their cores. The team
         is always as large as torch's own: for another size its threads would be ended, and started again.
         """
-        size = len(out)
-        if isinstance(out, np.ndarray) or size < 2 * WORTH_A_PART:
-            return False
+        if isinstance(out, np.ndarray) or cost < 2 * WORTH_A_PART:
+            return 1, None
         threads, team = openmp()
-        if team is None or threads < 2 or (self.threads or threads) < threads:
-            return False
-        step = -(-size // min(threads, size // WORTH_A_PART) // 128) * 128
-        buffers = _at(weights, 0), _is16(weights), _at(out, 0), _at(minus, 0), _is16(out)
-        library().cyber0_share(team, threads, step, *buffers, size, start, packed.ctypes.data, count)
-        return True
+        return (1, None) if threads < 2 or (self.threads or threads) < threads else (threads, team)
 
     def _share_rows(self, packed: Packed, size: int, work: Callable[[int, int, int, int], Any]) -> list[Any]:
         """Run work(row, address of its direction, first, size) on threads, which share the rows or a single row."""

@@ -24,12 +24,13 @@ from cyber0.parameters import Parameters
 from cyber0.plan import CommitSequence, Plan
 from cyber0.simulation.population import Indices, Population
 from cyber0.simulation.private import PrivateClients
-from cyber0.simulation.slopes import derivatives, sample_slopes, slopes
+from cyber0.simulation.slopes import derivatives, measures_alike, sample_slopes, slopes
 from cyber0.tasks.task import Task
 
 __all__ = ["Batched", "Differentiated", "FedAvg", "Layered", "Learner", "Sequential", "World"]
 
 Tensor = torch.Tensor
+FEWEST = 64  # samples of a product whose rows are known to have the same bits as in a larger one
 GRAIN = 64  # a ragged batch of a large model is filled up to a multiple of so many samples, if it has a thousand
 
 
@@ -94,8 +95,9 @@ class Batched:
         """Return the scalars of one local step: [worlds, clients, directions]."""
         model = self.task, self.parameters, weights, self.plan.mu, offsets
         if not _is_ragged(self.worlds[0]):
-            x, y = _batches(self.worlds, t, epoch, present)
-            return slopes(*model, x, y, z) * self._per_world(t, self._scale)
+            samples = self._samples(t, epoch, present) if offsets is None and self.plan.mu > 0 else None
+            x, y, places = samples or (*_batches(self.worlds, t, epoch, present), None)
+            return slopes(*model, x, y, z, places) * self._per_world(t, self._scale)
         gradients = self.plan.mu == 0 and self.worlds[0].private is None
         chosen, owners = _ragged(self.worlds, t, epoch, present, each=gradients or offsets is not None)
         x, y = _stacked([world.population.samples(rows) for world, rows in chosen])
@@ -113,6 +115,23 @@ class Batched:
             totals = private.totals(found[number], upload(owners[number], found.device), len(present))
             released.append(private.released(totals, t, epoch, present))
         return torch.stack(released)
+
+    def _samples(self, t: int, epoch: int, present: Indices) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the samples of a step's batches, each once, their labels, and the places of each client's own.
+
+        None if none is drawn twice, or if votes could have other last bits then.
+        """
+        populations = [world.population for world in self.worlds]
+        alike = measures_alike(self.task, self.parameters)
+        if not alike or not any(population.repeats for population in populations):
+            return None
+        drawn = [population.distinct(t, epoch, present) for population in populations]
+        width = max(len(samples) for samples, _ in drawn)
+        if width < FEWEST:
+            return None
+        rows = [np.pad(samples, (0, width - len(samples)), mode="edge")[None] for samples, _ in drawn]
+        found = [each.samples(upload(own, each.device)) for each, own in zip(populations, rows, strict=True)]
+        return *_stacked(found), upload(np.stack([places for _, places in drawn]), self.parameters.device)
 
     def _offsets(self, t: int, before: Tensor | None, update: Tensor, step: Tensor, z: Tensor) -> Tensor:
         """Return how far each client's model is from the global one, [worlds, clients, d], after another step."""
@@ -132,11 +151,14 @@ class Batched:
 
     def _directions(self, t: int, epoch: int) -> Tensor:
         """Return the directions of each world, [worlds, directions, d]; outside of what a round moves they are zero."""
-        return torch.stack([self._of_world(world, t, epoch) for world in self.worlds])
+        found = [self._of_world(world, t, epoch) for world in self.worlds]
+        return found[0][None] if len(found) == 1 else torch.stack(found)
 
     def _of_world(self, world: World, t: int, epoch: int) -> Tensor:
         moved, device = _moved(world, t), self.parameters.device
         found = matrix(world.plan.keys(t, epoch), moved.size, family=self.plan.family, device=device)
+        if moved.size == self.parameters.size:
+            return found
         return nn.functional.pad(found, (moved.offset, self.parameters.size - moved.offset - moved.size))
 
     def _per_world(self, t: int, factor: Callable[[int], float]) -> Tensor | float:

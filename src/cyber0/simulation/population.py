@@ -102,6 +102,17 @@ class Population:
         """Return which samples those batches have, [clients, batch]."""
         return self._indices(t)[epoch, present] if self.batch else np.stack(self._shares_of(present))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a batch may have a sample several times: some client holds fewer than it draws."""
+        return bool(self._counts.min() < self.batch)
+
+    def distinct(self, t: int, epoch: int, present: Indices) -> tuple[Indices, Indices]:
+        """Return the samples of those batches, each once, and where among them each draw is, [clients, batch]."""
+        chosen = self.chosen(t, epoch, present)
+        samples, places = np.unique(chosen, return_inverse=True)
+        return samples, places.reshape(chosen.shape)
+
     def held(self, present: Indices) -> tuple[Indices, Indices]:
         """Return all samples of present clients, one client after the other, and the place of each one's owner."""
         samples = np.concatenate(self._shares_of(present))
@@ -112,7 +123,7 @@ class Population:
 
     def samples(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and labels of training samples, as their clients hold them: [..., ...] and [...]."""
-        inputs = self.inputs[rows]
+        inputs = self.inputs.index_select(0, rows.flatten()).view(*rows.shape, *self.inputs.shape[1:])  # faster than []
         if self._poisoned is not None and self._place is not None:  # other runs share `inputs`
             place = self._place[rows]
             inputs[place >= 0] = self._poisoned[place[place >= 0]]

@@ -18,7 +18,7 @@ from cyber0.tasks.calibration import calibrated, offset_scores
 from cyber0.tasks.task import Task, cross_entropy
 from cyber0.user_code import calling
 
-__all__ = ["derivatives", "sample_slopes", "slopes"]
+__all__ = ["derivatives", "measures_alike", "sample_slopes", "slopes"]
 
 Tensor = torch.Tensor
 LARGEST = 30.0  # the largest change of a logit for which exponentials are taken
@@ -34,16 +34,30 @@ def slopes(
     x: Tensor,
     y: Tensor,
     z: Tensor,
+    places: Tensor | None = None,
 ) -> Tensor:
-    """Return the derivative (mu = 0) or central difference of each client's loss along each direction: [S, n, R]."""
+    """Return the derivative (mu = 0) or central difference of each client's loss along each direction: [S, n, R].
+
+    With `places` [S, n, B] each sample is measured once, however often it was drawn (mu > 0, no offsets): x and y have
+    one row of samples for each run, and `places` says where in that row the samples of each client are.
+    """
     if mu == 0:
         return derivatives(task, parameters, weights, offsets, x, y) @ z.mT
     step = float(torch.tensor(mu, dtype=torch.float32))
     parts = [  # differences are formed per sample: two losses share most digits
-        part.mean(dim=2, dtype=torch.float64)
+        _of_clients(part, places).mean(dim=2, dtype=torch.float64)
         for part in _differences(task, parameters, weights, step, offsets, x, y, z)
     ]
     return (torch.cat(parts, dim=2) / (2 * step)).float()
+
+
+def _of_clients(values: Tensor, places: Tensor | None) -> Tensor:
+    """Return the values [S, 1, U, R] of samples as their clients drew them, [S, n, B, R]."""
+    if places is None:
+        return values
+    runs, _, samples, count = values.shape
+    rows = places + torch.arange(0, runs * samples, samples, device=places.device)[:, None, None]
+    return values.view(-1, count).index_select(0, rows.flatten()).view(*places.shape, count)
 
 
 def sample_slopes(
@@ -115,6 +129,15 @@ def _tangents(
             ) from error
 
 
+def measures_alike(task: Task, parameters: Parameters) -> bool:
+    """Return whether the difference of a sample has the same bits whatever samples it is measured with.
+
+    On a CPU a row of a product does not depend on how many others there are, as long as these are not a few. Kernels of
+    a device are chosen by the shape, and nothing is known of other models.
+    """
+    return _is_logistic(task, parameters) and parameters.device.type == "cpu"
+
+
 def _is_logistic(task: Task, parameters: Parameters) -> bool:
     known = task.losses is cross_entropy or task.losses is calibrated
     return known and type(parameters.module) is nn.Linear and len(parameters.tensors) == 2
@@ -146,15 +169,24 @@ def _logistic(
     if y.ndim == 4:  # calibrated
         here, y = offset_scores(here, y[..., 1:, None], axis=3), y[..., 0].long()
     by_class = z[..., :split].reshape(runs, count, outputs, inputs).transpose(1, 2).reshape(runs, -1, inputs)
-    products = x.view(runs, n * size, inputs) @ by_class.mT
-    along = products.view(runs, n, size, outputs, count) + z[..., split:].mT[:, None, None]
-    along = along - along.gather(3, y[..., None, None].expand(runs, n, size, 1, count))
-    if not bool(step * along.abs().amax() < LARGEST):  # exponentials could overflow
+    along = (x.view(runs, n * size, inputs) @ by_class.mT).view(runs, n, size, outputs, count)
+    along += z[..., split:].mT.contiguous()[:, None, None]
+    along -= _of_true_class(along, y)
+    low, high = torch.aminmax(along)
+    if not bool(step * torch.maximum(-low, high) < LARGEST):  # exponentials could overflow
         upper = torch.logsumexp(torch.add(here, along, alpha=step), dim=3)
         return upper.sub_(torch.logsumexp(torch.sub(here, along, alpha=step), dim=3))
     odds = torch.softmax(here, dim=3)
-    upper, lower = (torch.expm1(along * sign).mul_(odds).sum(dim=3).log1p_() for sign in (step, -step))
+    room = torch.empty_like(along)
+    upper, lower = (torch.mul(along, sign, out=room).expm1_().mul_(odds).sum(dim=3).log1p_() for sign in (step, -step))
     return upper.sub_(lower)
+
+
+def _of_true_class(logits: Tensor, y: Tensor) -> Tensor:
+    """Return of logits [S, n, B, classes, R] those of each sample's class, [S, n, B, 1, R]."""
+    *samples, classes, count = logits.shape
+    places = torch.arange(0, y.numel() * classes, classes, device=y.device) + y.flatten()
+    return logits.view(-1, count).index_select(0, places).view(*samples, 1, count)
 
 
 def _any_model(
