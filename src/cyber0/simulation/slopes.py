@@ -130,10 +130,10 @@ def _tangents(
 
 
 def measures_alike(task: Task, parameters: Parameters) -> bool:
-    """Return whether the difference of a sample has the same bits whatever samples it is measured with.
+    """Return whether the difference of a sample is the same, however many others it is measured with.
 
-    On a CPU a row of a product does not depend on how many others there are, as long as these are not a few. Kernels of
-    a device are chosen by the shape, and nothing is known of other models.
+    On a CPU it has the same bits with MKL, as long as the others are not a few. Kernels of a device are chosen by the
+    shape, and nothing is known of other models.
     """
     return _is_logistic(task, parameters) and parameters.device.type == "cpu"
 
