@@ -155,7 +155,7 @@ def gpu(size: int = 355_000_000) -> list[Row]:
         backend, other = get_backend("triton", weights.device), torch.empty_like(weights)
         works: dict[str, Any] = {"copy": lambda other=other, weights=weights: other.copy_(weights)}
         families: tuple[Family, ...] = ("rademacher", "gaussian")
-        cases: list[tuple[Family, int]] = [(family, commits) for family in families for commits in (1, 8, 32)]
+        cases: list[tuple[Family, int]] = [(family, commits) for family in families for commits in (1, 4, 8, 16, 32)]
         for family, commits in cases:
             works[f"{family} {commits}"] = partial(backend.fold, weights, packed(family, 0)[:commits], 0)
         times = interleaved(works, 3, 0.05)

@@ -1,4 +1,4 @@
-"""One simulated run on Ray actors: rounds a second with 1, 2 and 4 of them, and the bytes that travel in a round.
+"""One simulated run on Ray actors: rounds a second with 1, 2, 4 and more of them, and the bytes that travel in a round.
 
     python -m benchmarks.spread
 
@@ -18,9 +18,11 @@ import torch
 from benchmarks.measure import Row, report
 from cyber0.config import RunConfig
 from cyber0.simulation import Simulation
+from cyber0.threads import cores
 
 COMMAND = "python -m benchmarks.spread"
 CLIENTS, DIRECTIONS, ROUNDS, TURNS = 24, 4, 10, 3
+ACTORS = (1, 2, 4) if cores() < 8 else (1, 2, 4, 8)
 GIVEN: dict[str, Any] = {"task": "mnist-mlp", "source": "embedded", "device": "cpu", "partition": "iid", "batch": 64}
 SIZE: dict[str, Any] = {"clients": CLIENTS, "byzantine": 5, "directions": DIRECTIONS, "rounds": 10**6}
 
@@ -33,9 +35,9 @@ def loopback() -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    cast("Any", ray).init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    cast("Any", ray).init(num_cpus=sum(ACTORS), include_dashboard=False, log_to_driver=False)
     runs = {"none, one process": Simulation(RunConfig(**GIVEN, **SIZE, engine="sequential"))}
-    runs |= {str(n): Simulation(RunConfig(**GIVEN, **SIZE, engine="ray", actors=n)) for n in (1, 2, 4)}
+    runs |= {str(n): Simulation(RunConfig(**GIVEN, **SIZE, engine="ray", actors=n)) for n in ACTORS}
     times: dict[str, list[float]] = {name: [] for name in runs}
     sent: dict[str, list[int]] = {name: [] for name in runs}
     for simulation in runs.values():
@@ -60,7 +62,7 @@ def main() -> None:
         }
         for name in runs
     ]
-    report("spread", rows, COMMAND)
+    report(f"spread_{cores()}_cores", rows, COMMAND)
 
 
 if __name__ == "__main__":
