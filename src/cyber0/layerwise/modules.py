@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as trees
 
 from cyber0.errors import InvalidEstimate
+from cyber0.layerwise.buffers import Buffers
 from cyber0.layerwise.protocols import SignPairModule, implements
 from cyber0.layerwise.source import Pair, Source, normed
 from cyber0.layerwise.whole_model import in_arithmetic
@@ -37,6 +38,7 @@ class SignPair:
     - `rows`: the rows of the batch, both halves together.
     - `unperturbed`: the batch is not doubled, and runs with the weights as they are.
     - `shared`: inputs that all samples share, as (id of the module, position), since they once had no batch dimension.
+    - `buffers`: where large activations on a CPU get their memory; None: from torch.
 
     >>> SignPair(None, torch.float32, rows=6).halves(torch.zeros(6, 2))
     [slice(None, 3, None), slice(3, None, None)]
@@ -47,6 +49,13 @@ class SignPair:
     rows: int
     unperturbed: bool = False
     shared: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    buffers: Buffers | None = None
+
+    def empty(self, x: Tensor, width: int) -> Tensor:
+        """Return a tensor like x, of another last dimension, whose values are not set."""
+        if self.buffers is None or x.device.type != "cpu":
+            return x.new_empty(*x.shape[:-1], width)
+        return self.buffers.empty((*x.shape[:-1], width), x.dtype)
 
     def halves(self, x: Tensor) -> list[slice]:
         """Return the rows of each sign in a tensor that has the batch first, alone or merged with other dimensions."""
@@ -77,7 +86,7 @@ def linear(signs: SignPair, x: Tensor, weights: Pair, biases: Pair | tuple[None,
             [0.]])
     """
     halves, (outputs, inputs) = signs.halves(x), weights[0].shape
-    out = x.new_empty(*x.shape[:-1], outputs)
+    out = signs.empty(x, outputs)
     for half, weight, bias in zip(halves, weights, biases, strict=False):
         rows, into = x[half].reshape(-1, inputs), out[half].view(-1, outputs)
         if bias is None:
@@ -136,6 +145,13 @@ def _summed(signs: SignPair, module: Any, x: Tensor, residual: Tensor) -> Tensor
     if (residual.shape, residual.dtype) != (out.shape, out.dtype):
         return signs.source.norm(out + residual, weights, biases, norm.eps, centred=True)
     return signs.source.norm(out, weights, biases, norm.eps, centred=True, residual=residual)
+
+
+def _gated(signs: SignPair, module: Any, x: Tensor) -> Tensor:
+    """Run a gated layer: what follows the product of the gate overwrites it."""
+    gate, up, down, activation = _gated_steps(module)
+    out = _overwriting(activation)(_linear(signs, gate, x))
+    return _linear(signs, down, out.mul_(_linear(signs, up, x)))
 
 
 def _leaf(signs: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
@@ -267,11 +283,13 @@ def _handler(module: nn.Module) -> Handler | None:
 
 
 def _fused(module: nn.Module) -> Handler | None:
-    """Return the handler of a module that is two steps in one, as a trial of its code shows.
+    """Return the handler of a module that is two steps in one, or a gated layer, as a trial of its code shows.
 
     In the layers of BERT and its relatives these are activation(dense(x)) and norm(dense(x) + residual). One after the
     other, each step would write all activations to new memory. The values are the same.
     """
+    if _is_gated(module):
+        return _gated
     steps = _steps(module)
     if len(steps) != 2 or type(steps[0]) is not nn.Linear:
         return None
@@ -296,6 +314,35 @@ def _fused(module: nn.Module) -> Handler | None:
     return None
 
 
+def _gated_steps(module: nn.Module) -> list[Any]:
+    """Return the gate, the layer that it multiplies, the one after both, and the activation, if there are just these."""
+    steps = _steps(module)
+    linears = [step for step in steps if type(step) is nn.Linear]
+    others = [step for step in steps if _overwriting(step) is not None]
+    return [*linears, *others] if (len(steps), len(linears), len(others)) == (4, 3, 1) else []
+
+
+def _is_gated(module: nn.Module) -> bool:
+    """Return whether a module is down(activation(gate(x)) * up(x)), by a trial with a few weights in place of its own."""
+    if not (steps := _gated_steps(module)):
+        return False
+    names = {child: name for name, child in module.named_children()}
+    shapes = {steps[0]: (5, 3), steps[1]: (5, 3), steps[2]: (3, 5)}
+    weights: dict[str, Tensor] = {}
+    for at, (step, shape) in enumerate(shapes.items()):
+        weights[f"{names[step]}.weight"] = torch.linspace(-1 - at, 2, 15).view(shape)
+        if step.bias is not None:
+            weights[f"{names[step]}.bias"] = torch.linspace(0, 1 + at, shape[0])
+    x = torch.linspace(-2, 1, 6).view(2, 3)
+    gate, up, down = (partial(torch.func.functional_call, step, _below(weights, module, step)) for step in shapes)
+    try:
+        with torch.no_grad():
+            expected = down(_overwriting(steps[3])(gate(x)) * up(x))
+            return torch.allclose(torch.func.functional_call(module, weights, x), expected)
+    except (TypeError, ValueError, RuntimeError):  # it takes other inputs
+        return False
+
+
 def _below(weights: dict[str, Tensor], module: nn.Module, child: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a child, by their names in it."""
     prefix = next(f"{name}." for name, found in module.named_children() if found is child)
@@ -305,6 +352,14 @@ def _below(weights: dict[str, Tensor], module: nn.Module, child: nn.Module) -> d
 def _steps(module: nn.Module) -> list[Any]:
     """Return the children of a module, without dropout, which does nothing here."""
     return [child for child in module.children() if not isinstance(child, nn.Dropout)]
+
+
+def _overwriting(module: nn.Module) -> Any:
+    """Return a function that writes what an activation returns over its input; None for one that is not known."""
+    if type(module).__name__ in ("SiLU", "SiLUActivation"):
+        return torch.ops.aten.silu_
+    approximation = _approximation(module)
+    return None if approximation is None else partial(torch.ops.aten.gelu_, approximate=approximation)
 
 
 def _approximation(module: nn.Module) -> str | None:

@@ -28,6 +28,7 @@ from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast_attention
+from cyber0.layerwise.buffers import Buffers
 from cyber0.layerwise.frozen import supplies
 from cyber0.layerwise.graphs import Graphs
 from cyber0.layerwise.micro_batches import GRAIN, Cutter, MicroBatch, is_out_of_memory, sizes_of
@@ -104,7 +105,8 @@ class Walk:
             self.backend = get_backend(backend, self.device)  # looked up once
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
         self.supplies = supplies(self.module)
-        self.cutter = Cutter(self.device)
+        self.cutter = Cutter(self.device, parameters.size)
+        self._buffers = Buffers()
         self._graphs = Graphs(self) if self._capturable else None
         self._proven, self._shared = False, set[tuple[int, int]]()
 
@@ -233,8 +235,9 @@ class Walk:
 
     def run(self, inputs: Tensor, labels: Tensor, *, padded: bool) -> Tensor:
         """Return the losses [2, samples] of a micro-batch, at w + mu z and at w - mu z."""
-        signs = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared)
+        signs = SignPair(self.source, self.arithmetic, 2 * len(inputs), shared=self._shared, buffers=self._buffers)
         self.source.begin()
+        self._buffers.begin()
         with self._patched(signs, padded=padded):
             losses = self.losses(self.scores, (torch.cat([inputs, inputs]), torch.cat([labels, labels])))
         return per_sample(losses, 2 * len(inputs)).view(2, -1)
@@ -339,6 +342,7 @@ class Walk:
                     _fall_back(error)
             finally:
                 self.source = _source(self.layout, self.backend)  # without the scratch of the proof
+                self._buffers = Buffers()
                 give_back_memory()
         if not self._capturable:
             self._graphs = None
