@@ -44,17 +44,17 @@ class Buffers:
         size = prod(shape) * dtype.itemsize
         if _references is None or size < LARGE:
             return torch.empty(shape, dtype=dtype)
-        storage = self._free(size)
+        storage = self._free(size, _references)
         if storage is None:
             self._kept = [each for each in self._kept if each.data_ptr() in self._used]
             storage = torch.UntypedStorage(size)
             self._kept.append(storage)
         self._used.add(storage.data_ptr())
-        return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # pyright: ignore[reportUnknownMemberType]
+        out: Any = torch.empty(0, dtype=dtype)
+        return out.set_(storage, 0, tuple(shape))
 
-    def _free(self, size: int) -> Any:
+    def _free(self, size: int, references: Callable[[int], int]) -> Any:
         """Return the smallest buffer of at least this size that no tensor refers to; None if there is none."""
-        assert _references is not None
         fitting = (each for each in self._kept if size <= each.nbytes() <= SPARE * size)
-        free = [each for each in fitting if _references(each._cdata) == 1]
+        free = [each for each in fitting if references(each._cdata) == 1]
         return min(free, key=lambda storage: storage.nbytes(), default=None)

@@ -53,9 +53,8 @@ class SignPair:
 
     def empty(self, x: Tensor, width: int) -> Tensor:
         """Return a tensor like x, of another last dimension, whose values are not set."""
-        if self.buffers is None or x.device.type != "cpu":
-            return x.new_empty(*x.shape[:-1], width)
-        return self.buffers.empty((*x.shape[:-1], width), x.dtype)
+        shape, pool = (*x.shape[:-1], width), self.buffers if x.device.type == "cpu" else None
+        return x.new_empty(shape) if pool is None else pool.empty(shape, x.dtype)
 
     def halves(self, x: Tensor) -> list[slice]:
         """Return the rows of each sign in a tensor that has the batch first, alone or merged with other dimensions."""
@@ -271,7 +270,7 @@ def _handler(module: nn.Module) -> Handler | None:
     if implements(module, SignPairModule):
         return _own
     if not _held(module):
-        return _fused(module)
+        return _gated if _is_gated(module) else _fused(module)
     if type(module) is nn.Linear:
         return _linear
     if type(module) is nn.Embedding and module.max_norm is None:
@@ -283,13 +282,11 @@ def _handler(module: nn.Module) -> Handler | None:
 
 
 def _fused(module: nn.Module) -> Handler | None:
-    """Return the handler of a module that is two steps in one, or a gated layer, as a trial of its code shows.
+    """Return the handler of a module that is two steps in one, as a trial of its code shows.
 
     In the layers of BERT and its relatives these are activation(dense(x)) and norm(dense(x) + residual). One after the
     other, each step would write all activations to new memory. The values are the same.
     """
-    if _is_gated(module):
-        return _gated
     steps = _steps(module)
     if len(steps) != 2 or type(steps[0]) is not nn.Linear:
         return None
@@ -315,30 +312,28 @@ def _fused(module: nn.Module) -> Handler | None:
 
 
 def _gated_steps(module: nn.Module) -> list[Any]:
-    """Return the gate, the layer that it multiplies, the one after both, and the activation, if there are just these."""
+    """Return the gate, the layer that it multiplies, the one after both, and the activation; or nothing."""
     steps = _steps(module)
-    linears = [step for step in steps if type(step) is nn.Linear]
-    others = [step for step in steps if _overwriting(step) is not None]
-    return [*linears, *others] if (len(steps), len(linears), len(others)) == (4, 3, 1) else []
+    ordered = sorted(steps, key=lambda step: type(step) is not nn.Linear)  # stable: an activation comes last
+    known = [type(step) is nn.Linear for step in ordered] == [True, True, True, False]
+    return ordered if known and _overwriting(ordered[3]) is not None else []
 
 
 def _is_gated(module: nn.Module) -> bool:
-    """Return whether a module is down(activation(gate(x)) * up(x)), by a trial with a few weights in place of its own."""
+    """Return whether a module is down(activation(gate(x)) * up(x)), by a trial with few weights, not its own."""
     if not (steps := _gated_steps(module)):
         return False
-    names = {child: name for name, child in module.named_children()}
-    shapes = {steps[0]: (5, 3), steps[1]: (5, 3), steps[2]: (3, 5)}
-    weights: dict[str, Tensor] = {}
-    for at, (step, shape) in enumerate(shapes.items()):
-        weights[f"{names[step]}.weight"] = torch.linspace(-1 - at, 2, 15).view(shape)
-        if step.bias is not None:
-            weights[f"{names[step]}.bias"] = torch.linspace(0, 1 + at, shape[0])
-    x = torch.linspace(-2, 1, 6).view(2, 3)
-    gate, up, down = (partial(torch.func.functional_call, step, _below(weights, module, step)) for step in shapes)
+    shapes = {id(step): shape for step, shape in zip(steps, [(5, 3), (5, 3), (3, 5)], strict=False)}
+    x, few = torch.linspace(-2, 1, 6).view(2, 3), dict[str, Tensor]()
+    for name, child in module.named_children():
+        for own, parameter in child.named_parameters():
+            shape = shapes[id(child)][: parameter.ndim]
+            few[f"{name}.{own}"] = torch.linspace(-1 - len(few), 2, torch.Size(shape).numel()).view(shape)
+    gate, up, down = (partial(torch.func.functional_call, step, _below(few, module, step)) for step in steps[:3])
     try:
         with torch.no_grad():
-            expected = down(_overwriting(steps[3])(gate(x)) * up(x))
-            return torch.allclose(torch.func.functional_call(module, weights, x), expected)
+            own = torch.func.functional_call(module, few, x)
+            return torch.allclose(own, down(_overwriting(steps[3])(gate(x)) * up(x)))
     except (TypeError, ValueError, RuntimeError):  # it takes other inputs
         return False
 
@@ -358,8 +353,7 @@ def _overwriting(module: nn.Module) -> Any:
     """Return a function that writes what an activation returns over its input; None for one that is not known."""
     if type(module).__name__ in ("SiLU", "SiLUActivation"):
         return torch.ops.aten.silu_
-    approximation = _approximation(module)
-    return None if approximation is None else partial(torch.ops.aten.gelu_, approximate=approximation)
+    return (how := _approximation(module)) and partial(torch.ops.aten.gelu_, approximate=how)
 
 
 def _approximation(module: nn.Module) -> str | None:

@@ -29,7 +29,7 @@ from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast_attention
 from cyber0.layerwise.buffers import Buffers
-from cyber0.layerwise.frozen import supplies
+from cyber0.layerwise.frozen import supplies, weights_at_hand
 from cyber0.layerwise.graphs import Graphs
 from cyber0.layerwise.micro_batches import GRAIN, Cutter, MicroBatch, is_out_of_memory, sizes_of
 from cyber0.layerwise.modules import Handler, SignPair
@@ -105,7 +105,7 @@ class Walk:
             self.backend = get_backend(backend, self.device)  # looked up once
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
         self.supplies = supplies(self.module)
-        self.cutter = Cutter(self.device, parameters.size)
+        self.cutter = Cutter(self.device, weights_at_hand(self.module))
         self._buffers = Buffers()
         self._graphs = Graphs(self) if self._capturable else None
         self._proven, self._shared = False, set[tuple[int, int]]()
@@ -198,14 +198,17 @@ class Walk:
         step = float(np.float32(mu))
         if not 0 < step < np.inf:
             raise InvalidEstimate(f"mu = {mu} must be a positive number that float32 can hold")
+        first = not self._proven
         with torch.no_grad():
-            if not self._proven:
+            if first:
                 self._proven = self._prove(batch)
             if not self._applies(family, drift):
                 self.parameters.settle()
             pairs = self._loss_pairs(
                 batch, partial(perturbation_of, self.parameters, key, step, family, drift, self.backend)
             )
+        if first and self.device.type == "cpu":
+            give_back_memory()  # of the holes that the proof has left, in which the first walk lies scattered
         return pairs[0].double() - pairs[1].double()  # per sample: two losses share most digits
 
     def unperturbed(self, inputs: Tensor) -> Tensor:
