@@ -16,11 +16,7 @@ from cyber0.tasks.task import cross_entropy
 
 LAST = {
     "roberta": ["attention.output", "intermediate", "output"],
-    "llama": [
-        "self_attn.o_proj",
-        *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-        "post_attention_layernorm",
-    ],
+    "llama": ["self_attn.o_proj", "mlp", "post_attention_layernorm"],
 }
 LAYER = {"roberta": "roberta.encoder.layer.1.", "llama": "model.layers.1."}
 

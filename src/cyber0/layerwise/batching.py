@@ -38,7 +38,7 @@ def cuts(sizes: NDArray[Any], overhead: int, max_tokens: int | None = None) -> t
     """Return where to cut a batch of samples of ascending sizes, so that the total cost is least.
 
     A micro-batch costs `overhead` tokens plus those it holds, padding included. It holds at most `max_tokens`, unless
-    it is a single sample.
+    it is a single sample; then, of cuts that cost the same, those are taken whose largest micro-batch is smallest.
 
     >>> import numpy as np
     >>> cuts(np.array([4] * 12 + [50] * 4), overhead=64)
@@ -46,6 +46,8 @@ def cuts(sizes: NDArray[Any], overhead: int, max_tokens: int | None = None) -> t
     >>> cuts(np.array([4] * 16), overhead=64)
     (0, 16)
     >>> cuts(np.array([4] * 16), overhead=64, max_tokens=32)
+    (0, 8, 16)
+    >>> cuts(np.array([4] * 16), overhead=64, max_tokens=56)
     (0, 8, 16)
     """
     return _cuts(tuple(map(int, sizes)), overhead, max_tokens)
@@ -56,16 +58,17 @@ def _cuts(sizes: tuple[int, ...], overhead: int, max_tokens: int | None) -> tupl
     count, widest = len(sizes), max(1, sizes[-1])
     step = max(1, -(-count // PLACES) if max_tokens is None else min(-(-count // PLACES), max_tokens // widest))
     places = [*range(0, count, step), count]
-    best: list[tuple[float, int]] = [(0.0, 0)]
+    best: list[tuple[float, int, int]] = [(0.0, 0, 0)]  # the cost up to a place, the largest part, where it begins
     for end in range(1, len(places)):
-        options = [
-            (best[begin][0] + _cost(sizes, places[begin], places[end], overhead, max_tokens, step), begin)
-            for begin in range(end)
-        ]
+        options: list[tuple[float, int, int]] = []
+        for begin in range(end):
+            cost = best[begin][0] + _cost(sizes, places[begin], places[end], overhead, max_tokens, step)
+            held = 0 if max_tokens is None else (places[end] - places[begin]) * sizes[places[end] - 1]
+            options.append((cost, max(best[begin][1], held), begin))
         best.append(min(options))
     found, end = [count], len(places) - 1
     while end > 0:
-        end = best[end][1]
+        end = best[end][2]
         found.append(places[end])
     return tuple(reversed(found))
 

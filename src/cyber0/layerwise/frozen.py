@@ -26,6 +26,7 @@ __all__ = [
     "pack_linears",
     "replace_linears",
     "supplies",
+    "weights_at_hand",
 ]
 
 Tensor = torch.Tensor
@@ -256,3 +257,14 @@ def is_packed(model: nn.Module) -> bool:
     (False, True)
     """
     return any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def weights_at_hand(model: nn.Module) -> int | None:
+    """Return how many weights a forward pass reads; None if some are unpacked or brought to the device for it.
+
+    >>> weights_at_hand(nn.Linear(3, 2)), weights_at_hand(nn.Sequential(PackedLinear(nn.Linear(3, 2), bits=4)))
+    (8, None)
+    """
+    if any(isinstance(module, FrozenLinear) for module in model.modules()):
+        return None
+    return sum(parameter.numel() for parameter in model.parameters())

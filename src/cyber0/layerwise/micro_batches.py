@@ -18,11 +18,13 @@ from cyber0.errors import InvalidEstimate
 from cyber0.layerwise.batching import cuts, round_up, upload
 from cyber0.layerwise.protocols import SizedInputs, implements
 
-__all__ = ["AT_MOST", "GRAIN", "OVERHEAD", "Cutter", "MicroBatch", "is_out_of_memory", "sizes_of"]
+__all__ = ["AT_MOST", "GRAIN", "OVERHEAD", "Cutter", "MicroBatch", "is_out_of_memory", "most_tokens", "sizes_of"]
 
 Tensor = torch.Tensor
 GRAIN = 8  # tokens to whose multiples micro-batches are filled up, so that few shapes occur where each has a graph
 AT_MOST = {"cpu": 2**17}  # tokens of a micro-batch; a GPU that runs out of memory says so
+FEW = 1024  # tokens that a micro-batch on a CPU may have however small the model is
+WEIGHTS_OF_A_TOKEN = 2**15  # and besides, a token for so many weights: so activations take less memory than weights
 OVERHEAD = {"cuda": 2048, "cpu": 64}  # what a micro-batch costs besides its tokens, in tokens
 
 
@@ -39,13 +41,15 @@ class MicroBatch:
 class Cutter:
     """Cuts batches into micro-batches, of fewer tokens each once memory has run out.
 
+    On a CPU a micro-batch has the fewer tokens the fewer `weights` the model has, if their number is given.
+
     >>> cutter = Cutter(torch.device("cpu"))
     >>> [len(part.labels) for part in cutter.split(torch.ones(5, 3), torch.zeros(5), None)]
     [5]
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, weights: int | None = None) -> None:
+        self.device, self.weights = device, weights
         self.max_tokens: int | None = None
         self._cuts: dict[tuple[int, int | None], tuple[int, ...]] = {}
 
@@ -57,7 +61,7 @@ class Cutter:
         """
         known = np.full(len(labels), inputs[0].numel()) if sizes is None else sizes.ravel()
         order = np.argsort(known, kind="stable")
-        most = self.max_tokens if sizes is None else self.max_tokens or AT_MOST.get(self.device.type)
+        most = self.max_tokens if sizes is None else self.max_tokens or most_tokens(self.device, self.weights)
         limits = len(labels), most
         if limits not in self._cuts:
             widths = np.array([round_up(int(size), 1 if sizes is None else grain) for size in known[order]])
@@ -82,6 +86,19 @@ class Cutter:
             f"out of memory on {self.device}: micro-batches of at most {self.max_tokens} tokens from now on",
             stacklevel=5,
         )
+
+
+def most_tokens(device: torch.device, weights: int | None = None) -> int | None:
+    """Return how many tokens a micro-batch may have; None: as many as fit into the device's memory.
+
+    Each costs a pass over all weights. So those of a model of few weights, for which such a pass takes little time,
+    are small, and its activations take about as much memory as those of one plain forward pass.
+
+    >>> most_tokens(torch.device("cpu"), 10**6), most_tokens(torch.device("cpu"), 10**9)
+    (1024, 30517)
+    """
+    most = AT_MOST.get(device.type)
+    return most if most is None or weights is None else min(most, max(FEW, weights // WEIGHTS_OF_A_TOKEN))
 
 
 def sizes_of(module: nn.Module, inputs: Tensor, labels: Tensor, known: NDArray[Any] | None = None) -> Any:

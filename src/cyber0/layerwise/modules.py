@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as trees
 
 from cyber0.errors import InvalidEstimate
+from cyber0.layerwise.buffers import Buffers
 from cyber0.layerwise.graphs import no_waiting
 from cyber0.layerwise.protocols import SignPairModule, implements
 from cyber0.layerwise.source import Pair, Source, affine, normed
@@ -42,6 +43,7 @@ class SignPair:
     - `shared`: inputs that all samples share, as (id of the module, position), since they once had no batch dimension.
     - `read`: row and place of the tokens that are read after the last attention; None if all may be.
     - `may_wait`: whether modules that run by their own code may wait for the device; else that raises NotCapturable.
+    - `buffers`: where large activations on a CPU get their memory; None: from torch.
 
     >>> SignPair(None, torch.float32, rows=6).halves(torch.zeros(6, 2))
     [slice(None, 3, None), slice(3, None, None)]
@@ -52,8 +54,14 @@ class SignPair:
     rows: int
     unperturbed: bool = False
     shared: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    buffers: Buffers | None = None
     may_wait: bool = True
     read: tuple[Tensor, Tensor] | None = None
+
+    def empty(self, x: Tensor, width: int) -> Tensor:
+        """Return a tensor like x, of another last dimension, whose values are not set."""
+        shape, pool = (*x.shape[:-1], width), self.buffers if x.device.type == "cpu" else None
+        return x.new_empty(shape) if pool is None else pool.empty(shape, x.dtype)
 
     def halves(self, x: Tensor) -> list[slice]:
         """Return the rows of each sign in a tensor that has the batch first, alone or merged with other dimensions."""
@@ -88,7 +96,7 @@ def linear(
             [0.]])
     """
     halves, (outputs, inputs) = signs.halves(x), weights[0].shape
-    out = x.new_empty(*x.shape[:-1], outputs)
+    out = signs.empty(x, outputs)
     for half, weight, bias in zip(halves, weights, biases, strict=False):
         product(x[half].reshape(-1, inputs), weight, bias, out[half].view(-1, outputs))
     return out
@@ -142,6 +150,13 @@ def _summed(signs: SignPair, module: Any, x: Tensor, residual: Tensor) -> Tensor
     if (residual.shape, residual.dtype) != (out.shape, out.dtype):
         return signs.source.norm(out + residual, weights, biases, norm.eps, centred=True)
     return signs.source.norm(out, weights, biases, norm.eps, centred=True, residual=residual)
+
+
+def _gated(signs: SignPair, module: Any, x: Tensor) -> Tensor:
+    """Run a gated layer: what follows the product of the gate overwrites it."""
+    gate, up, down, activation = _gated_steps(module)
+    out = _overwriting(activation)(_linear(signs, gate, x))
+    return _linear(signs, down, out.mul_(_linear(signs, up, x)))
 
 
 def _leaf(signs: SignPair, module: Any, *inputs: Any, **named: Any) -> Any:
@@ -215,7 +230,9 @@ def _concatenate(plus: Any, minus: Any) -> Any:
     return plus
 
 
-TOKENWISE = frozenset[Handler]({_linear, _activated, _summed, _norm})  # what they compute of a token needs no other
+TOKENWISE = frozenset[Handler](
+    {_linear, _activated, _summed, _gated, _norm}
+)  # what they compute of a token needs no other
 
 
 def handlers(root: nn.Module, whole: Collection[nn.Module] = ()) -> list[tuple[nn.Module, Handler]]:
@@ -266,7 +283,7 @@ def _handler(module: nn.Module) -> Handler | None:
     if implements(module, SignPairModule):
         return _own
     if not _held(module):
-        return _fused(module)
+        return _gated if _is_gated(module) else _fused(module)
     if type(module) is nn.Linear:
         return _linear
     if type(module) is nn.Embedding and module.max_norm is None:
@@ -307,6 +324,33 @@ def _fused(module: nn.Module) -> Handler | None:
     return None
 
 
+def _gated_steps(module: nn.Module) -> list[Any]:
+    """Return the gate, the layer that it multiplies, the one after both, and the activation; or nothing."""
+    steps = _steps(module)
+    ordered = sorted(steps, key=lambda step: type(step) is not nn.Linear)  # stable: an activation comes last
+    known = [type(step) is nn.Linear for step in ordered] == [True, True, True, False]
+    return ordered if known and _overwriting(ordered[3]) is not None else []
+
+
+def _is_gated(module: nn.Module) -> bool:
+    """Return whether a module is down(activation(gate(x)) * up(x)), by a trial with few weights, not its own."""
+    if not (steps := _gated_steps(module)):
+        return False
+    shapes = {id(step): shape for step, shape in zip(steps, [(5, 3), (5, 3), (3, 5)], strict=False)}
+    x, few = torch.linspace(-2, 1, 6).view(2, 3), dict[str, Tensor]()
+    for name, child in module.named_children():
+        for own, parameter in child.named_parameters():
+            shape = shapes[id(child)][: parameter.ndim]
+            few[f"{name}.{own}"] = torch.linspace(-1 - len(few), 2, torch.Size(shape).numel()).view(shape)
+    gate, up, down = (partial(torch.func.functional_call, step, _below(few, module, step)) for step in steps[:3])
+    try:
+        with torch.no_grad():
+            own = torch.func.functional_call(module, few, x)
+            return torch.allclose(own, down(_overwriting(steps[3])(gate(x)) * up(x)))
+    except (TypeError, ValueError, RuntimeError):  # it takes other inputs
+        return False
+
+
 def _below(weights: dict[str, Tensor], module: nn.Module, child: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a child, by their names in it."""
     prefix = next(f"{name}." for name, found in module.named_children() if found is child)
@@ -316,6 +360,13 @@ def _below(weights: dict[str, Tensor], module: nn.Module, child: nn.Module) -> d
 def _steps(module: nn.Module) -> list[Any]:
     """Return the children of a module, without dropout, which does nothing here."""
     return [child for child in module.children() if not isinstance(child, nn.Dropout)]
+
+
+def _overwriting(module: nn.Module) -> Any:
+    """Return a function that writes what an activation returns over its input; None for one that is not known."""
+    if type(module).__name__ in ("SiLU", "SiLUActivation"):
+        return torch.ops.aten.silu_
+    return (how := _approximation(module)) and partial(torch.ops.aten.gelu_, approximate=how)
 
 
 def _approximation(module: nn.Module) -> str | None:

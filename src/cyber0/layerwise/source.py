@@ -279,7 +279,10 @@ class TorchSource:
         out = torch.empty_like(x) if residual is None else x.add_(residual)
         half = len(x) // 2
         for sign, part in enumerate((slice(None, half), slice(half, None))):
-            out[part] = normed(x[part], weight[sign], None if bias is None else bias[sign], eps, centred=centred)
+            if centred or bias is not None:
+                out[part] = normed(x[part], weight[sign], None if bias is None else bias[sign], eps, centred=centred)
+            else:
+                torch.mul(weight[sign], _scaled(x[part], eps), out=out[part])
         return out
 
     def affine_gelu(self, rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, approximate: str) -> None:
@@ -358,11 +361,15 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, centre
     """
     if centred and x.dtype == torch.bfloat16 and x.device.type == "cpu":  # computes in float32 without a copy
         return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
-    values = x.float()
     if centred:
-        return torch.nn.functional.layer_norm(values, weight.shape, weight, bias, eps).to(x.dtype)
-    scaled = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
-    return (weight * scaled).to(x.dtype)
+        return torch.nn.functional.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
+    return (weight * _scaled(x, eps)).to(x.dtype)
+
+
+def _scaled(x: Tensor, eps: float) -> Tensor:
+    """Return x in float32, divided by its root mean square."""
+    values = x.float()
+    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
 
 
 def affine(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

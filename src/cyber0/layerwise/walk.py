@@ -28,7 +28,8 @@ from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
 from cyber0.layerwise.attention import fast_attention
-from cyber0.layerwise.frozen import supplies
+from cyber0.layerwise.buffers import Buffers
+from cyber0.layerwise.frozen import supplies, weights_at_hand
 from cyber0.layerwise.graphs import Graphs, NotCapturable
 from cyber0.layerwise.micro_batches import GRAIN, Cutter, MicroBatch, is_out_of_memory, sizes_of
 from cyber0.layerwise.modules import Handler, SignPair
@@ -105,7 +106,8 @@ class Walk:
             self.backend = get_backend(backend, self.device)  # looked up once
         self.handlers: list[tuple[nn.Module, Handler]] | None = self._handlers()
         self.supplies = supplies(self.module)
-        self.cutter = Cutter(self.device)
+        self.cutter = Cutter(self.device, weights_at_hand(self.module))
+        self._buffers = Buffers()
         self._graphs = Graphs(self) if self._capturable else None
         self._proven, self._shared = False, set[tuple[int, int]]()
 
@@ -197,14 +199,17 @@ class Walk:
         step = float(np.float32(mu))
         if not 0 < step < np.inf:
             raise InvalidEstimate(f"mu = {mu} must be a positive number that float32 can hold")
+        first = not self._proven
         with torch.no_grad():
-            if not self._proven:
+            if first:
                 self._proven = self._prove(batch)
             if not self._applies(family, drift):
                 self.parameters.settle()
             pairs = self._loss_pairs(
                 batch, partial(perturbation_of, self.parameters, key, step, family, drift, self.backend)
             )
+        if first and self.device.type == "cpu":
+            give_back_memory()  # of the holes that the proof has left, in which the first walk lies scattered
         return pairs[0].double() - pairs[1].double()  # per sample: two losses share most digits
 
     def unperturbed(self, inputs: Tensor) -> Tensor:
@@ -238,9 +243,15 @@ class Walk:
         Raise NotCapturable if a module waits for the device and may not.
         """
         both = torch.cat([inputs, inputs]), torch.cat([labels, labels])
-        read = tokens_read(self.module, both[0])
-        signs = SignPair(self.source, self.arithmetic, 2 * len(inputs), False, self._shared, may_wait, read)
+        signs = SignPair(
+            *(self.source, self.arithmetic, 2 * len(inputs)),
+            shared=self._shared,
+            buffers=self._buffers,
+            may_wait=may_wait,
+            read=tokens_read(self.module, both[0]),
+        )
         self.source.begin()
+        self._buffers.begin()
         with self._patched(signs, padded=padded):
             losses = self.losses(self.scores, both)
         return per_sample(losses, 2 * len(inputs)).view(2, -1)
@@ -349,6 +360,7 @@ class Walk:
                     _fall_back(error)
             finally:
                 self.source = _source(self.layout, self.backend)  # without the scratch of the proof
+                self._buffers = Buffers()
                 give_back_memory()
         if not self._capturable:
             self._graphs = None

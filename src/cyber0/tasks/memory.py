@@ -17,9 +17,9 @@ from torch import nn
 from cyber0.config import RunConfig
 from cyber0.errors import InvalidConfig, InvalidEstimate, InvalidModel, UnknownName
 from cyber0.layerwise.batching import cuts
-from cyber0.layerwise.frozen import PackedLinear
+from cyber0.layerwise.frozen import PackedLinear, weights_at_hand
 from cyber0.layerwise.mapped import is_mapped
-from cyber0.layerwise.micro_batches import AT_MOST, OVERHEAD
+from cyber0.layerwise.micro_batches import OVERHEAD, most_tokens
 from cyber0.layerwise.modules import blocks, handlers, trained
 from cyber0.layerwise.protocols import is_layerwise
 from cyber0.layerwise.source import MATRICES_AT_ONCE
@@ -191,7 +191,8 @@ def of_run(
     model: Any = module
     most = model.tokens_at_once() if issubclass(type(model), TokenModel) else 0
     evaluated = min(most, len(tests) * max(tests, default=0))
-    measured = _tokens(sizes, samples, device)
+    weights = None if differentiated or config.stream is not None else weights_at_hand(module)
+    measured = _tokens(sizes, samples, torch.device(device), weights)
     if differentiated:  # a backward pass keeps what each layer held, of one sign
         measured = (
             measured // 2 * max((len(each) for each in module.modules() if isinstance(each, nn.ModuleList)), default=1)
@@ -302,13 +303,12 @@ def _options(module: nn.Module, config: RunConfig, device: torch.device | str) -
     }
 
 
-def _tokens(sizes: Sequence[int], samples: int, device: torch.device | str) -> int:
+def _tokens(sizes: Sequence[int], samples: int, device: torch.device, weights: int | None) -> int:
     """Return how many tokens are in a forward pass of both signs: those of the largest part of so many samples."""
     if len(sizes) == 0:
         return 0
     batch = np.quantile(np.asarray(sizes), np.linspace(0, 1, samples), method="nearest").astype(np.int64)
-    kind = torch.device(device).type
-    ends = cuts(batch, OVERHEAD.get(kind, OVERHEAD["cpu"]), AT_MOST.get(kind))
+    ends = cuts(batch, OVERHEAD.get(device.type, OVERHEAD["cpu"]), most_tokens(device, weights))
     return 2 * max((end - begin) * int(batch[end - 1]) for begin, end in pairwise(ends))
 
 
