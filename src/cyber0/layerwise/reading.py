@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from cyber0.layerwise.frozen import FrozenLinear
 from cyber0.layerwise.micro_batches import is_out_of_memory
 from cyber0.layerwise.modules import TOKENWISE, Handler, SignPair
 from cyber0.layerwise.patched import patched
@@ -58,7 +59,7 @@ def at_tokens_read(walk: "Walk", handlers: Handlers, part: "MicroBatch") -> list
     read = tokens_read(walk.module, text[None])
     if read is None:
         return list(handlers)
-    tried = [(each, run) for each, run in handlers if run in TOKENWISE][-TRIED:]
+    tried = [(each, run) for each, run in handlers if run in TOKENWISE or isinstance(each, FrozenLinear)][-TRIED:]
     try:
         unread = _unread(walk, handlers, tried, text, label, int(read[1]))
     except Exception as error:  # the model's own code may fail in any way
