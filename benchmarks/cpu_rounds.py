@@ -2,16 +2,18 @@
 
     python -m benchmarks.cpu_rounds [--only minilm smollm2] [--small]
 
-Shapes of all-MiniLM-L6-v2 (mean pooling, a head of 6 classes) and SmolLM2-135M (label words), random weights. Works
-take turns, and a ratio is the median of those within a turn: other work on the machine slows all alike. Peak memory is
-that of the operating system, of each work in a process of its own: what it held beyond the libraries, weights included,
-after its first round, which checks the walk in two whole copies of the model.
+Shapes of all-MiniLM-L6-v2 (mean pooling, a head of 6 classes) and SmolLM2-135M (label words), random weights. Each work
+has a process of its own, as a client has, since what others leave in the heap would slow it down or speed it up. The
+processes take turns, and a ratio is the median of those within a turn: other work on the machine slows all alike. Peak
+memory is that of the operating system: what a process held beyond the libraries, weights included, after its first
+round, which checks the walk in two whole copies of the model.
 """
 
 import argparse
-import json
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import count
@@ -21,7 +23,7 @@ import torch
 
 from benchmarks.measure import Row, report
 from benchmarks.memory import forget_peak, held
-from benchmarks.references import MU, RATE, Work, interleaved, median, ratio, seeded
+from benchmarks.references import MU, RATE, Work, seeded
 from cyber0.commit import Commit
 from cyber0.directions import DirectionKey, Family
 from cyber0.layerwise import Walk
@@ -38,6 +40,7 @@ AT_ONCE = "plain: two forwards, both as one batch"
 FAMILIES: tuple[Family, ...] = ("gaussian", "rademacher")
 SHAPES: dict[str, tuple[int, int]] = {"minilm": (32, 53), "smollm2": (8, 64)}  # samples and tokens of a batch
 ROUNDS = count()
+TURNS = 11
 
 
 def model(name: str, *, small: bool) -> Classifier:
@@ -99,17 +102,59 @@ def work_of(name: str, precision: str, what: str, *, small: bool) -> Work:
     return a_round(module, precision, given, what)  # pyright: ignore[reportArgumentType]
 
 
-def times(name: str, precision: str, *, small: bool) -> list[Row]:
-    works = {what: work_of(name, precision, what, small=small) for what in (PLAIN, AT_ONCE, *FAMILIES)}
-    found = interleaved(works, 5, 0.05)
-    peaks = {what: _apart(name, precision, what, small=small) for what in works}
+class Process:
+    """A work in a process of its own, which does it once whenever it is asked to."""
+
+    def __init__(self, name: str, precision: str, what: str, *, small: bool) -> None:
+        asked = [name, precision, what, *(["--small"] if small else [])]
+        command = [sys.executable, "-m", "benchmarks.cpu_rounds", "--work", *asked]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self.process: Any = subprocess.Popen(command, **pipes)  # noqa: S603
+
+    def ready(self) -> None:
+        assert self.process.stdout.readline() == "ready\n"
+
+    def seconds(self) -> float:
+        self.process.stdin.write("again\n")
+        return float(self.process.stdout.readline())
+
+    def peak(self) -> int:
+        """Let the process end, and return the most memory that it held beyond what the libraries take."""
+        return int(self.process.communicate()[0].splitlines()[-1])
+
+
+def serve(name: str, precision: str, what: str, *, small: bool) -> None:
+    """Do a work once for each line that is read, and print how long it took; in the end, the peak of its memory."""
+    before = held()
+    work = work_of(name, precision, what, small=small)
+    work()
+    forget_peak()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        begin = time.perf_counter()
+        work()
+        print(time.perf_counter() - begin, flush=True)
+    print(held(peak=True) - before)
+
+
+def measured(name: str, precision: str, *, small: bool) -> list[Row]:
+    works = (PLAIN, AT_ONCE, *FAMILIES)
+    processes = {what: Process(name, precision, what, small=small) for what in works}
+    for process in processes.values():
+        process.ready()
+    spent: dict[str, list[float]] = {what: [] for what in works}
+    for turn in range(TURNS):
+        first = turn % len(works)
+        for what in works[first:] + works[:first]:
+            spent[what].append(processes[what].seconds())
+    peaks = {what: process.peak() for what, process in processes.items()}
     return [
         {
             "model": name,
             "precision": precision,
             "what": what if what in (PLAIN, AT_ONCE) else f"a round, {what}",
-            "ms": median(found, what) * 1e3,
-            "times plain": ratio(found, what, PLAIN),
+            "ms": statistics.median(spent[what]) * 1e3,
+            "times plain": statistics.median(a / b for a, b in zip(spent[what], spent[PLAIN], strict=True)),
             "peak GiB": peaks[what] / 2**30,
             "times its peak": peaks[what] / peaks[PLAIN],
         }
@@ -117,35 +162,17 @@ def times(name: str, precision: str, *, small: bool) -> list[Row]:
     ]
 
 
-def peak(name: str, precision: str, what: str, *, small: bool) -> int:
-    """The most memory of three in a row, beyond what the libraries take."""
-    before = held()
-    work = work_of(name, precision, what, small=small)
-    work()
-    forget_peak()
-    for _ in range(3):
-        work()
-    return held(peak=True) - before
-
-
-def _apart(name: str, precision: str, what: str, *, small: bool) -> int:
-    asked = [name, precision, what, *(["--small"] if small else [])]
-    command = [sys.executable, "-m", "benchmarks.cpu_rounds", "--peak", *asked]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog=COMMAND)
     parser.add_argument("--only", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--small", action="store_true", help="one layer and two samples, to try the script out")
-    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if given.peak:
-        print(peak(*given.peak, small=given.small))
-        return
     torch.set_num_threads(cores())
-    rows = [row for name in given.only for each in PRECISIONS for row in times(name, each, small=given.small)]
+    if given.work:
+        serve(*given.work, small=given.small)
+        return
+    rows = [row for name in given.only for each in PRECISIONS for row in measured(name, each, small=given.small)]
     report("cpu_rounds_small" if given.small else "cpu_rounds", rows, COMMAND)
 
 

@@ -13,7 +13,7 @@ import torch
 __all__ = ["Buffers"]
 
 Tensor = torch.Tensor
-LARGE = 2**18  # bytes from which a tensor is worth a buffer
+LARGE = {torch.float32: 2**21, torch.bfloat16: 2**22}  # bytes from which a tensor has a buffer: others fit into holes
 SPARE = 1.25  # how many times larger than a tensor its buffer may be
 _references: Callable[[int], int] | None = getattr(vars(torch)["_C"], "_storage_Use_Count", None)
 
@@ -23,11 +23,11 @@ class Buffers:
 
     >>> buffers = Buffers()
     >>> buffers.begin()
-    >>> first = buffers.empty((512, 512), torch.float32)
-    >>> second = buffers.empty((512, 512), torch.float32)
+    >>> first = buffers.empty((1024, 1024), torch.float32)
+    >>> second = buffers.empty((1024, 1024), torch.float32)
     >>> at = first.data_ptr()
     >>> del first
-    >>> buffers.empty((1024, 256), torch.float32).data_ptr() == at
+    >>> buffers.empty((2048, 512), torch.float32).data_ptr() == at
     True
     """
 
@@ -42,7 +42,7 @@ class Buffers:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return a tensor on the CPU, whose values are not set."""
         size = prod(shape) * dtype.itemsize
-        if _references is None or size < LARGE:
+        if _references is None or size < LARGE.get(dtype, size + 1):
             return torch.empty(shape, dtype=dtype)
         storage = self._free(size, _references)
         if storage is None:
