@@ -20,6 +20,8 @@ from cyber0.layerwise.patched import patched
 from cyber0.layerwise.source import Layout, TorchSource, perturbation_of
 from cyber0.parameters import Parameters, to_bf16
 
+STEPS = st.lists(st.tuples(st.sampled_from(["take", "drop", "begin"]), st.integers(0, 9)), max_size=40)
+
 
 @pytest.fixture(autouse=True, scope="module")
 def buffers_for_small_tensors():
@@ -27,9 +29,6 @@ def buffers_for_small_tensors():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LARGE", dict.fromkeys(module.LARGE, 2**18))
         yield
-
-
-STEPS = st.lists(st.tuples(st.sampled_from(["take", "drop", "begin"]), st.integers(0, 9)), max_size=40)
 
 
 @given(STEPS)
