@@ -122,3 +122,35 @@ def test_no_micro_batch_exceeds_the_most_tokens(sizes, most):
     assert ends[0] == 0
     assert ends[-1] == len(sizes)
     assert all((b - a) * ascending[b - 1] <= most for a, b in pairwise(ends))
+
+
+class Clamped(LlamaMLP):
+    """A gated layer whose gate is limited, as that of some mixtures of experts."""
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)).clamp(max=20) * self.up_proj(x))
+
+
+def test_a_gated_layer_that_clamps_runs_by_its_own_code():
+    config = LlamaConfig(hidden_size=8, intermediate_size=16, num_attention_heads=2)
+    assert modules._is_gated(LlamaMLP(config))
+    assert not modules._is_gated(Clamped(config))
+
+
+def test_hooks_within_a_gated_layer_are_called():
+    layer, called = LlamaMLP(LlamaConfig(hidden_size=8, intermediate_size=16, num_attention_heads=2)), []
+    model = nn.Sequential(layer, nn.Linear(8, 2))
+    signs = SignPair(TorchSource(Layout(Parameters.of(model))), torch.float32, 4)
+    signs.source.set_perturbation(perturbation_of(Parameters.of(model), DirectionKey(1, 0), 1e-3))
+    for hook in (None, lambda *_: called.append(1)):
+        handle = None if hook is None else layer.up_proj.register_forward_hook(hook)
+        with torch.no_grad(), patched(modules.handlers(model), signs):
+            model(torch.ones(4, 3, 8))
+    handle.remove()
+    assert called == [1]
+
+
+def test_thousands_of_texts_are_cut_at_once():
+    sizes = np.sort(np.r_[np.arange(12_799) % 40 + 1, 1024])
+    ends = cuts(sizes, overhead=64, max_tokens=1024)
+    assert all((end - begin) * sizes[end - 1] <= 1024 for begin, end in pairwise(ends))

@@ -100,3 +100,75 @@ def test_the_token_read_is_the_mask_or_the_last_one():
         assert torch.equal(rows, torch.arange(len(x)))
         assert torch.equal(found, places.long())
     assert tokens_read(classifier("encoder"), x) is None
+
+
+class Observing(nn.Module):
+    """A norm that remembers the largest value that it has given."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, hidden):
+        normed = self.norm(hidden)
+        self.largest = torch.maximum(self.largest, normed.detach().abs().max())
+        return normed
+
+
+def test_the_trial_leaves_nothing_in_the_buffers_of_a_model():
+    model = classifier("llama")
+    model.whole.model.norm = norm = Observing(model.whole.model.norm)
+    assert restricted(walked(model))
+    assert 0 < float(norm.largest) < torch.inf
+
+
+class LateMixing(nn.Module):
+    """Adds the hidden states of nine tokens before, which short texts do not have."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, hidden):
+        normed = self.norm(hidden)
+        return normed + 0.5 * nn.functional.pad(normed, (0, 0, 9, 0))[:, : normed.shape[1]]
+
+
+def test_tokens_that_are_mixed_in_long_texts_only_are_all_computed():
+    model = classifier("llama")
+    model.whole.model.norm = LateMixing(model.whole.model.norm)
+    short, long = (prompts(1, batch=size, width=width, seed=1)[0][0] for size, width in ((40, 6), (20, 30)))
+    x = torch.cat([nn.functional.pad(short, (0, 24), value=-1), long.where(long >= 0, 9)])[None]
+    walk = Walk(Parameters.of(model), cross_entropy)
+    walk.slopes(x, torch.zeros(1, 60, dtype=torch.int64), keys()[0], 1e-2)
+    assert len(walk.batch(x, torch.zeros(1, 60, dtype=torch.int64)).micro_batches) > 1
+    assert walk.layered
+    assert restricted(walk) == []
+
+
+def test_a_loss_may_call_the_model_on_other_inputs_than_the_batch():
+    def shorter(model, batch):
+        return cross_entropy(model, (batch[0][:, :5], batch[1]))
+
+    x, y = prompts(2, batch=7)
+    walk, other = Walk(Parameters.of(classifier("llama")), shorter), walked(classifier("llama"))
+    ours, theirs = walk.slopes(x, y, keys()[0], 1e-2), other.slopes(x[..., :5], y, keys()[0], 1e-2)
+    assert restricted(walk)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_module_that_is_called_on_all_tokens_and_on_those_read_is_walked():
+    model = classifier("llama")
+    norm, head = model.whole.model.norm, model.top
+
+    class NormedHead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = norm, head
+
+        def forward(self, hidden):
+            return self.head(self.norm(hidden))
+
+    setattr(model, model.top_name, NormedHead())
+    walked(model)

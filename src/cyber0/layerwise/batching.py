@@ -4,6 +4,7 @@ The sorted batch is cut at the same places in every round, so that few shapes oc
 """
 
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 import torch
@@ -61,8 +62,11 @@ def _cuts(sizes: tuple[int, ...], overhead: int, max_tokens: int | None) -> tupl
     best: list[tuple[float, int, int]] = [(0.0, 0, 0)]  # the cost up to a place, the largest part, where it begins
     for end in range(1, len(places)):
         options: list[tuple[float, int, int]] = []
-        for begin in range(end):
-            cost = best[begin][0] + _cost(sizes, places[begin], places[end], overhead, max_tokens, step)
+        for begin in range(end - 1, -1, -1):
+            added = _cost(sizes, places[begin], places[end], overhead, max_tokens, step)
+            if options and added == inf:  # so it is of what begins earlier
+                break
+            cost = best[begin][0] + added
             held = 0 if max_tokens is None else (places[end] - places[begin]) * sizes[places[end] - 1]
             options.append((cost, max(best[begin][1], held), begin))
         best.append(min(options))
@@ -76,4 +80,4 @@ def _cuts(sizes: tuple[int, ...], overhead: int, max_tokens: int | None) -> tupl
 def _cost(sizes: tuple[int, ...], begin: int, end: int, overhead: int, max_tokens: int | None, step: int) -> float:
     held = (end - begin) * max(1, sizes[end - 1])
     too_many = max_tokens is not None and held > max_tokens and end - begin > step
-    return float("inf") if too_many else overhead + held
+    return inf if too_many else overhead + held

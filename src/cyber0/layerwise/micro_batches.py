@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 GRAIN = 8  # tokens to whose multiples micro-batches are filled up, so that few shapes occur where each has a graph
 AT_MOST = {"cpu": 2**17}  # tokens of a micro-batch; a GPU that runs out of memory says so
 FEW = 1024  # tokens that a micro-batch on a CPU may have however small the model is
-WEIGHTS_OF_A_TOKEN = 2**15  # and besides, a token for so many weights: so activations take less memory than weights
+WEIGHTS_OF_A_TOKEN = 2**15  # or a token for so many weights, if that is more
 OVERHEAD = {"cuda": 2048, "cpu": 64}  # what a micro-batch costs besides its tokens, in tokens
 
 

@@ -6,7 +6,8 @@ replaced. Where its loss stays what it was, nothing reads them.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,12 +72,24 @@ def at_tokens_read(walk: "Walk", handlers: Handlers, part: "MicroBatch") -> list
 
 def _at_tokens_read(handler: Handler, signs: SignPair, module: Any, *inputs: Tensor) -> Tensor:
     """Run a module on the tokens that are read; its outputs at the others are zero."""
-    if signs.read is None:
+    if signs.read is None or any(each.ndim != 3 for each in inputs):
         return handler(signs, module, *inputs)
     found = handler(signs, module, *(each[signs.read] for each in inputs))
     out = found.new_zeros(*inputs[0].shape[:2], *found.shape[1:])
     out[signs.read] = found
     return out
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Generator[None]:
+    """Undo what is done to a model's buffers within the context: a trial would leave NaN in a running mean."""
+    owners = [each for each in model.modules() if not isinstance(each, FrozenLinear)]  # whose weights are not written
+    kept = [(each, name, x, x.clone()) for each in owners for name, x in each.named_buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        for owner, name, buffer, values in kept:
+            setattr(owner, name, buffer.copy_(values))
 
 
 def _rows(first: int) -> slice:
@@ -110,7 +123,7 @@ def _unread(
     firsts = {each: 1 + len(OTHERS) * number for number, (each, _) in enumerate(tried)}
     mixed = [(each, partial(changed, firsts[each], run) if each in firsts else run) for each, run in handlers]
     signs = SignPair(Unperturbed(), torch.float32, rows, unperturbed=True)
-    with torch.no_grad(), patched(mixed, signs):
+    with torch.no_grad(), _buffers_kept(walk.module), patched(mixed, signs):
         losses = walk.losses(walk.scores, (text.expand(rows, -1), label.expand(rows, *label.shape))).float()
     same = (losses - losses[0]).abs() <= ROUNDING * losses[0].abs()
     order = list(calls)

@@ -11,7 +11,7 @@ batch, and replayed along other directions.
 
 import warnings
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -248,12 +248,16 @@ class Walk:
             shared=self._shared,
             buffers=self._buffers,
             may_wait=may_wait,
-            read=tokens_read(self.module, both[0]),
         )
+
+        def scores(inputs: Tensor) -> Tensor:
+            signs.read = tokens_read(self.module, inputs)  # a loss may call the model on other inputs than these
+            return self.scores(inputs)
+
         self.source.begin()
         self._buffers.begin()
         with self._patched(signs, padded=padded):
-            losses = self.losses(self.scores, both)
+            losses = self.losses(scores, both)
         return per_sample(losses, 2 * len(inputs)).view(2, -1)
 
     def scores(self, inputs: Tensor) -> Tensor:
@@ -342,7 +346,7 @@ class Walk:
         blocks: list[nn.Module] = []
         while (every_token := self.handlers) is not None:
             try:
-                self._prove_handlers(every_token, batch.micro_batches[0])
+                self._prove_handlers(every_token, batch.micro_batches)
                 break
             except ProofNotPossible:
                 self.handlers = handlers
@@ -366,14 +370,24 @@ class Walk:
             self._graphs = None
         return True
 
-    def _prove_handlers(self, every_token: list[tuple[nn.Module, Handler]], part: MicroBatch) -> None:
-        """Check handlers that compute only the tokens that are read; if that fails, or there are none, the others."""
-        self.handlers = at_tokens_read(self, every_token, part)
+    def _prove_handlers(self, every_token: list[tuple[nn.Module, Handler]], parts: Sequence[MicroBatch]) -> None:
+        """Check handlers that compute only the tokens that are read; if that fails, or there are none, the others.
+
+        Those that leave tokens out are tried with the shortest texts and with the longest.
+        """
+        self.handlers = at_tokens_read(self, every_token, parts[0])
         if self.handlers != every_token:
-            with suppress(InvalidEstimate):
-                return prove(self, part)
+            try:
+                for part in parts[:: max(1, len(parts) - 1)]:
+                    prove(self, part)
+                return
+            except ProofNotPossible:
+                raise
+            except Exception as error:  # the model's own code may fail in any way
+                if is_out_of_memory(error):
+                    raise
             self.handlers = every_token
-        return prove(self, part)
+        prove(self, parts[0])
 
     @contextmanager
     def _patched(self, signs: SignPair, *, padded: bool) -> Generator[None]:
