@@ -51,7 +51,7 @@ def simulated(config):
 )
 def test_a_federation_is_the_sequential_simulation(tmp_path, changes):
     config = recipe(rounds=12, **changes)
-    with Parties(tmp_path, config) as parties:
+    with Parties(tmp_path, config, deadline=60.0, patience=1e6) as parties:  # every vote counts, on a busy machine too
         parties.federator()
         for name in parties.roster:
             parties.client(name)

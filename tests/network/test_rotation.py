@@ -21,7 +21,7 @@ ROUNDS = 40
 
 def replaced(ledger, *, rotates):
     """A federation in which client-3 is lost at half time, and comes again with nothing of what it had."""
-    settings = replace(Settings.of(recipe(rounds=ROUNDS), deadline=0.5), rotates=rotates)
+    settings = replace(Settings.of(recipe(rounds=ROUNDS), deadline=2.0, patience=1e6), rotates=rotates)
 
     async def run():
         federator = Federator(settings, ledger)
