@@ -15,13 +15,14 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the team is that of torch's libgomp"),
 ]
 BITS = """
+import math
 import torch
 from cyber0.directions import DirectionKey, native
 from cyber0.directions.native import Cpu
 from cyber0.layerwise.source import perturbation_of
 from cyber0.parameters import Parameters
 
-assert native.openmp()[1] is not None
+assert native.openmp() is not None
 called, one, library = [], Cpu(threads=1), native.library()
 native.WORTH_A_PART = 128
 
@@ -54,8 +55,10 @@ for size in (300, 4097, 100_003):
                 called.clear()
                 theirs = moved(one)
                 assert "cyber0_share" not in called
-                for threads in (2, 3, 8):
+                for threads, native.WORTH_MEMORY in ((2, 0.0), (2, math.inf), (3, 0.0), (8, 0.0), (8, math.inf)):
                     torch.set_num_threads(threads)
+                    called.clear()
+                    moved(Cpu())  # past the caches the first time, then past them or not by what they are worth
                     called.clear()
                     ours = moved(Cpu())
                     assert called == ["cyber0_share"] * 4
@@ -85,12 +88,12 @@ torch.set_num_threads(2)
 flat, plus = torch.zeros(10**6), torch.empty(10**6)
 packed = perturbation_of(Parameters({"a": flat}), DirectionKey(5, 1), 0.25).rows
 native.Cpu().move(flat, packed, 0, plus, None)
-assert native.openmp()[1] is not None
+assert native.openmp() is not None
 child = os.fork()
 if child == 0:
     again = torch.empty(10**6)
     native.Cpu().move(flat, packed, 0, again, None)
-    os._exit(0 if native.openmp()[1] is None and bytes(again.numpy()) == bytes(plus.numpy()) else 1)
+    os._exit(0 if native.openmp() is None and bytes(again.numpy()) == bytes(plus.numpy()) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 print("the same bits")
 """
@@ -104,7 +107,7 @@ with open(strange, "wb+") as file:
     file.write(b"0" * 4096)
     file.flush()
     held = mmap.mmap(file.fileno(), 4096)  # its name is no UTF-8
-assert native.openmp()[1] is not None
+assert native.openmp() is not None
 os.unlink(strange)
 print("the same bits")
 """

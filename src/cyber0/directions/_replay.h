@@ -89,6 +89,7 @@ CLONES static void add_signs(float *restrict x, words w, int count, float c)
 static void fold_signs(float *x, int n, uint64_t base, int bf16, const direction *d, int64_t commits, int64_t width)
 {
     words w;
+    rounding_room bits;
     float u[CHUNK];
     for (int64_t commit = 0; commit < commits; commit++, d += width) {
         if (width == 1 && d->coefficient * d->unit == 0.0f) continue; /* 0 + c z is +0 then, whatever the sign */
@@ -100,8 +101,7 @@ static void fold_signs(float *x, int n, uint64_t base, int bf16, const direction
         }
         if (width > 1) subtract_from(x, u, n);
         if (!bf16) continue;
-        rounding_words(w, base / 8, n / 8, d);
-        round_halves(x, w, n);
+        round_all(x, rounding_bits(&bits, base, n, d), n);
     }
 }
 

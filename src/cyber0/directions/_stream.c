@@ -11,6 +11,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -140,14 +143,23 @@ CLONES static const float *load(const void *weights, int bf16, int64_t offset, i
     return room;
 }
 
+/* What `add` does, of bf16 to both signs in bf16. */
+CLONES static void add_bf16(const uint16_t *w, const float *restrict z, float c, int n, uint16_t *plus,
+                            uint16_t *restrict minus)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float x = float_of((uint32_t)w[i] << 16), step = c * z[i];
+        minus[i] = nearest(x - step);
+        plus[i] = nearest(x + step);
+    }
+}
+
 /* plus = w + c z and, unless it is NULL, minus = w - c z, as float32 or rounded to the nearest bf16. In place is allowed:
  * plus may be w. */
-CLONES static void add(const float *w, const float *restrict z, float c, int n, void *plus, void *minus, int bf16,
-                       int64_t offset)
+CLONES static void add(const float *w, const float *restrict z, float c, int n, void *plus, void *minus, int bf16)
 {
-    int64_t also = minus ? offset : 0;
-    float *plus32 = (float *)plus + offset, *minus32 = (float *)minus + also;
-    uint16_t *plus16 = (uint16_t *)plus + offset, *minus16 = (uint16_t *)minus + also;
+    float *plus32 = plus, *minus32 = minus;
+    uint16_t *plus16 = plus, *minus16 = minus;
     if (bf16 && minus)
         for (int64_t i = 0; i < n; i++) {
             float x = w[i], step = c * z[i];
@@ -200,14 +212,40 @@ static void rounding_words(words w, uint64_t first, int count, const direction *
     words_of(w, first, 1, count, &rounding);
 }
 
-/* Coordinates 8 first .. of x; n is a multiple of 8. */
-CLONES static void round_halves(float *restrict x, words w, int n)
+CLONES static void in_order(words w, uint32_t *restrict out, int count)
 {
-    for (int64_t i = 0; i < n / 8; i++)
-        for (int j = 0; j < 4; j++) {
-            x[8 * i + 2 * j] = rounded(x[8 * i + 2 * j], w[j][i] & 0xFFFFu);
-            x[8 * i + 2 * j + 1] = rounded(x[8 * i + 2 * j + 1], w[j][i] >> 16);
-        }
+    for (int64_t i = 0; i < count; i++)
+        for (int j = 0; j < 4; j++) out[4 * i + j] = w[j][i];
+}
+
+/* Random bits of coordinates start .. start + n (n <= CHUNK); returns where in `room` those of the first one are. Those of
+ * an even coordinate are the lower half of a word, those of the next one the upper half, as they lie in memory. */
+typedef struct { uint16_t halves[CHUNK + 16]; } rounding_room;
+
+static const uint16_t *rounding_bits(rounding_room *room, uint64_t start, int n, const direction *restrict d)
+{
+    words w;
+    uint32_t ordered[4 * COLUMNS];
+    uint64_t first = start / 8, last = (start + n + 7) / 8, wrap = (first | 0xFFFFFFFFu) + 1;
+    int count = (int)(last - first), before_wrap = last < wrap ? count : (int)(wrap - first);
+    rounding_words(w, first, before_wrap, d);
+    in_order(w, ordered, before_wrap);
+    if (before_wrap < count) {
+        rounding_words(w, wrap, count - before_wrap, d);
+        in_order(w, ordered + 4 * before_wrap, count - before_wrap);
+    }
+    memcpy(room->halves, ordered, 16 * count);
+    return room->halves + (start - 8 * first);
+}
+
+CLONES static void round_all(float *restrict x, const uint16_t *restrict halves, int n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = rounded(x[i], halves[i]);
+}
+
+CLONES static void round_to(uint16_t *restrict out, const float *restrict x, const uint16_t *restrict halves, int n)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)((bits_of(x[i]) + halves[i]) >> 16);
 }
 
 CLONES static void upper_halves(const float *restrict x, int n, uint16_t *restrict out)
@@ -215,19 +253,14 @@ CLONES static void upper_halves(const float *restrict x, int n, uint16_t *restri
     for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)(bits_of(x[i]) >> 16);
 }
 
-static void dither(const float *x, uint64_t start, int n, uint16_t *out, const direction *d)
+/* out = w - (u + c z), rounded, of bf16. In place is allowed: out may be w. */
+CLONES static void subtract_rounded(const uint16_t *w, const float *restrict u, const float *restrict z, float c,
+                                    const uint16_t *restrict halves, int n, uint16_t *out)
 {
-    words w;
-    float room[CHUNK + 16];
-    uint64_t first = start / 8, wrap = 8 * ((first | 0xFFFFFFFFu) + 1);
-    int before = (int)(start - 8 * first), here = start + n < wrap ? n : (int)(wrap - start), blocks = (before + here + 7) / 8;
-    rounding_words(w, first, blocks, d);
-    memset(room, 0, 8 * sizeof(float)); /* what lies beside the chunk in its first block and in its last */
-    memcpy(room + before, x, here * sizeof(float));
-    memset(room + before + here, 0, 8 * sizeof(float));
-    round_halves(room, w, 8 * blocks);
-    upper_halves(room + before, here, out);
-    if (here < n) dither(x + here, wrap, n - here, out + here, d);
+    for (int64_t i = 0; i < n; i++) {
+        float x = float_of((uint32_t)w[i] << 16) - (u[i] + c * z[i]);
+        out[i] = (uint16_t)((bits_of(x) + halves[i]) >> 16);
+    }
 }
 
 CLONES static int64_t squared(const float *restrict z, int n)
@@ -267,22 +300,44 @@ EXPORT int64_t cyber0_squared_length(int64_t size, uint64_t start, const directi
  * half a chunk: so it is done around whole loops. */
 #define EXACTLY(...) do { fenv_t found; fegetenv(&found); fesetenv(FE_DFL_ENV); __VA_ARGS__ fesetenv(&found); } while (0)
 
+/* Copy to memory without taking its lines into the caches; both are multiples of 16 bytes, and so is the size. */
+static void pour(void *to, const void *from, int64_t size)
+{
+#if defined(__x86_64__)
+    for (int64_t i = 0; i < size; i += 16)
+        _mm_stream_si128((__m128i *)((char *)to + i), _mm_load_si128((const __m128i *)((const char *)from + i)));
+#else
+    memcpy(to, from, size);
+#endif
+}
+
 static void move(const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size, uint64_t start,
-                 const direction *d)
+                 const direction *d, int past_caches)
 {
     scratch s;
     float room[CHUNK];
+    _Alignas(64) float up[CHUNK], down[CHUNK];
+    int64_t width = out16 ? 2 : 4;
     for (int64_t i = 0; i < size; i += CHUNK) {
         int n = at_most_chunk(size - i);
-        const float *z = generate(&s, start + i, n, d), *w = load(weights, weights16, i, n, room);
-        add(w, z, d->coefficient, n, plus, minus, out16, i);
+        const float *z = generate(&s, start + i, n, d);
+        char *first = (char *)plus + i * width, *second = minus ? (char *)minus + i * width : NULL;
+        int pours = past_caches && n == CHUNK && ((uintptr_t)first | (uintptr_t)second) % 64 == 0;
+        void *to = pours ? (void *)up : first, *also = pours ? (void *)down : second;
+        if (weights16 && out16 && minus) add_bf16((const uint16_t *)weights + i, z, d->coefficient, n, to, also);
+        else add(load(weights, weights16, i, n, room), z, d->coefficient, n, to, also, out16);
+        if (pours) pour(first, up, n * width);
+        if (pours) pour(second, down, n * width);
     }
+#if defined(__x86_64__)
+    if (past_caches) _mm_sfence(); /* before another thread reads it */
+#endif
 }
 
 EXPORT void cyber0_move(const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size,
                         uint64_t start, const direction *d)
 {
-    EXACTLY(move(weights, weights16, plus, minus, out16, size, start, d););
+    EXACTLY(move(weights, weights16, plus, minus, out16, size, start, d, 0););
 }
 
 /* The same of some rows of a matrix that begins at coordinate `start`: row rows[i] goes to row i of plus and minus. */
@@ -292,7 +347,7 @@ EXPORT void cyber0_move_rows(const void *weights, int weights16, const int64_t *
     EXACTLY(
         for (int64_t i = 0; i < count; i++) {
             const char *row = (const char *)weights + rows[i] * width * (weights16 ? 2 : 4);
-            move(row, weights16, plus + i * width, minus + i * width, 0, width, start + rows[i] * width, d);
+            move(row, weights16, plus + i * width, minus + i * width, 0, width, start + rows[i] * width, d, 0);
         }
     );
 }
@@ -301,6 +356,7 @@ static void descend(const void *weights, int weights16, void *out, int out16, in
                     const direction *directions, int64_t count)
 {
     scratch s;
+    rounding_room bits;
     float room[CHUNK], u[CHUNK] = {0};
     const direction *last = directions + count - 1;
     for (int64_t i = 0; i < size; i += CHUNK) {
@@ -308,10 +364,16 @@ static void descend(const void *weights, int weights16, void *out, int out16, in
         if (count > 1) memset(u, 0, sizeof u);
         for (const direction *d = directions; d < last; d++)
             accumulate(u, generate(&s, start + i, n, d), d->coefficient, n);
+        const float *z = generate(&s, start + i, n, last);
+        const uint16_t *halves = out16 ? rounding_bits(&bits, start + i, n, directions) : NULL;
+        if (out16 && weights && weights16) {
+            subtract_rounded((const uint16_t *)weights + i, u, z, last->coefficient, halves, n, (uint16_t *)out + i);
+            continue;
+        }
         const float *w = weights ? load(weights, weights16, i, n, room) : NULL;
         float *result = out16 ? room : (float *)out + i;
-        subtract_last(w, u, generate(&s, start + i, n, last), last->coefficient, n, result);
-        if (out16) dither(result, start + i, n, (uint16_t *)out + i, directions);
+        subtract_last(w, u, z, last->coefficient, n, result);
+        if (out16) round_to((uint16_t *)out + i, result, halves, n);
     }
 }
 
@@ -321,36 +383,44 @@ EXPORT void cyber0_descend(const void *weights, int weights16, void *out, int ou
     EXACTLY(descend(weights, weights16, out, out16, size, start, directions, count););
 }
 
-/* A range of coordinates, of which each thread of a team takes the next part until none is left. */
+/* Threads that are there already: OpenMP's GOMP_parallel, and omp_get_thread_num. */
+typedef struct { void (*run)(void (*)(void *), void *, unsigned, unsigned); int (*number)(void); unsigned threads; } team;
+
+/* A range of coordinates in parts, for the threads of a team. */
 typedef struct {
     const char *weights; int weights16; char *plus, *minus; int out16; int64_t size; uint64_t start;
-    const direction *directions; int64_t count, step, next;
+    const direction *directions; int64_t count, step, parts; char *taken; int (*number)(void); int past_caches;
 } shared;
 
 #if defined(_MSC_VER) /* where nobody has such a team */
 #define __atomic_fetch_add(at, step, order) ((*(at) += (step)) - (step))
+#define __atomic_exchange_n(at, value, order) (*(at) ? 1 : (*(at) = (value), 0))
 #endif
 
+/* A thread begins with the part of its own number: of a product, the same thread reads and writes the same part of a
+ * matrix, mostly, and no core waits for what lies in the cache of another. Then it takes what others have not begun. */
 static void take_parts(void *given)
 {
     shared *all = given;
-    int64_t in = all->weights16 ? 2 : 4, out = all->out16 ? 2 : 4, first;
-    while ((first = __atomic_fetch_add(&all->next, all->step, __ATOMIC_RELAXED)) < all->size) {
+    int64_t in = all->weights16 ? 2 : 4, out = all->out16 ? 2 : 4, own = all->number();
+    for (int64_t i = 0; i < all->parts; i++) {
+        int64_t part = (own + i) % all->parts, first = part * all->step;
+        if (__atomic_exchange_n(all->taken + part, 1, __ATOMIC_RELAXED)) continue;
         int64_t n = all->size - first < all->step ? all->size - first : all->step;
         const char *w = all->weights ? all->weights + first * in : NULL;
         char *plus = all->plus + first * out, *minus = all->minus ? all->minus + first * out : NULL;
         if (all->count) cyber0_descend(w, all->weights16, plus, all->out16, n, all->start + first, all->directions, all->count);
-        else cyber0_move(w, all->weights16, plus, minus, all->out16, n, all->start + first, all->directions);
+        else EXACTLY(move(w, all->weights16, plus, minus, all->out16, n, all->start + first, all->directions, all->past_caches););
     }
 }
 
-/* `cyber0_descend`, or `cyber0_move` where count is 0, on a team of threads: `run` is OpenMP's GOMP_parallel. */
-EXPORT void cyber0_share(void (*run)(void (*)(void *), void *, unsigned, unsigned), unsigned threads, int64_t step,
-                         const void *weights, int weights16, void *plus, void *minus, int out16, int64_t size,
-                         uint64_t start, const direction *directions, int64_t count)
+/* `cyber0_descend`, or `cyber0_move` where count is 0, by a team, in parts of `step` coordinates; `taken` is zero for each. */
+EXPORT void cyber0_share(const team *by, int past_caches, int64_t step, char *taken, const void *weights, int weights16, void *plus,
+                         void *minus, int out16, int64_t size, uint64_t start, const direction *directions, int64_t count)
 {
-    shared all = {weights, weights16, plus, minus, out16, size, start, directions, count, step, 0};
-    run(take_parts, &all, threads, 0);
+    shared all = {weights, weights16, plus, minus, out16, size, start, directions, count, step, (size + step - 1) / step,
+                  taken, by->number, past_caches};
+    by->run(take_parts, &all, by->threads, 0);
 }
 
 #include "_replay.h"
@@ -379,12 +449,12 @@ static void take_spheres(void *given)
     );
 }
 
-/* Whole sphere directions as the rows of `out`, and what scales each; on a team of threads, if there is a `run`. */
-EXPORT void cyber0_spheres(void (*run)(void (*)(void *), void *, unsigned, unsigned), unsigned threads, float *out,
-                           float *units, int64_t dimension, const direction *directions, int64_t count)
+/* Whole sphere directions as the rows of `out`, and what scales each; by a team, if there is one. */
+EXPORT void cyber0_spheres(const team *by, float *out, float *units, int64_t dimension, const direction *directions,
+                           int64_t count)
 {
     sphere_rows all = {out, units, dimension, directions, count, 0};
-    if (run) run(take_spheres, &all, threads, 0);
+    if (by) by->run(take_spheres, &all, by->threads, 0);
     else take_spheres(&all);
 }
 
@@ -410,13 +480,14 @@ EXPORT void cyber0_updates(float *updates, int64_t dimension, const direction *d
 EXPORT void cyber0_subtract(void *weights, int bf16, int64_t size, uint64_t start, const float *updates,
                             int64_t dimension, const direction *directions, int64_t commits, int64_t width)
 {
+    rounding_room bits;
     float room[CHUNK], u[CHUNK];
     for (int64_t i = 0; i < size; i += CHUNK) {
         int n = at_most_chunk(size - i);
         for (int64_t commit = 0; commit < commits; commit++) {
             memcpy(u, updates + commit * dimension + start + i, n * sizeof(float));
             EXACTLY(subtract(load(weights, bf16, i, n, room), u, n););
-            if (bf16) dither(u, start + i, n, (uint16_t *)weights + i, directions + commit * width);
+            if (bf16) round_to((uint16_t *)weights + i, u, rounding_bits(&bits, start + i, n, directions + commit * width), n);
             else memcpy((float *)weights + i, u, n * sizeof(float));
         }
     }

@@ -3,10 +3,14 @@
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,10 @@ WORTH_A_PART = 2**15  # the same for a thread of torch's, which is awake if torc
 TILE = 2**11  # coordinates that `fold` keeps in the first-level cache
 LONGEST = 2**27  # numbers of directions that `fold` computes in one call, which nothing interrupts: a fifth of a second
 WHOLE = 2**16  # most coordinates of a direction that stays in the second-level cache
+WORTH_MEMORY = (
+    1.5  # how many times longer writing into caches takes where writing past them is better for the product, too
+)
+RETRIED, LATEST = 64, 4  # after how many calls the slower way is tried again, and how many times are remembered of each
 UPDATES = 2**22  # most coordinates of updates in memory at a time
 _VOID, _INT, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
@@ -33,9 +41,9 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "move": ([_VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID], None),
     "move_rows": ([_VOID, _INT, _VOID, _I64, _I64, _VOID, _VOID, _U64, _VOID], None),
     "descend": ([_VOID, _INT, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
-    "share": ([_VOID, _INT, _I64, _VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
+    "share": ([_VOID, _INT, _I64, _VOID, _VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
     "fold": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _I64], None),
-    "spheres": ([_VOID, _INT, _VOID, _VOID, _I64, _VOID, _I64], None),
+    "spheres": ([_VOID, _VOID, _VOID, _I64, _VOID, _I64], None),
     "updates": ([_VOID, _I64, _VOID, _I64, _I64, _VOID], None),
     "subtract": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _VOID, _I64, _I64], None),
     "fingerprint": ([_VOID, _INT, _I64, _U64], _U64),
@@ -56,25 +64,35 @@ def library() -> Any:
     return declared(ctypes.CDLL(spec.origin))
 
 
-def openmp() -> tuple[int, int | None]:
-    """Return how many threads torch computes on, and the address of the function that runs work on them, or None.
+class Team(ctypes.Structure):
+    """The threads that torch computes on: the address of what runs work on them, and of what tells them apart."""
 
-    A forked process must not call it: the threads are its parent's.
+    _fields_ = (("run", _VOID), ("number", _VOID), ("threads", ctypes.c_uint))
+
+
+def openmp() -> Team | None:
+    """Return torch's threads, if it has several.
+
+    A forked process must not use them: they are its parent's.
     """
     torch: Any = sys.modules.get("torch")
-    return (1, None) if torch is None or _forked else (torch.get_num_threads(), _team())
+    if torch is None or _forked or torch.get_num_threads() < 2 or (found := _functions()) is None:
+        return None
+    return Team(*found, torch.get_num_threads())
 
 
 @lru_cache(maxsize=1)
-def _team() -> int | None:
+def _functions() -> tuple[int | None, ...] | None:
+    """Return the addresses of two functions of torch's OpenMP, which is GNU's."""
     try:
         lines = [line for line in Path("/proc/self/maps").read_bytes().splitlines() if b"libgomp" in line]
         mapped = {os.fsdecode(line.split(maxsplit=5)[-1]) for line in lines}  # a path may have spaces
         ours = {each for each in mapped if "torch" in each} if len(mapped) > 1 else mapped  # others bring their own
-        function = ctypes.CDLL(ours.pop()).GOMP_parallel if len(ours) == 1 else None
+        library = ctypes.CDLL(ours.pop()) if len(ours) == 1 else None
+        functions = None if library is None else (library.GOMP_parallel, library.omp_get_thread_num)
     except (OSError, AttributeError):
         return None
-    return ctypes.cast(function, ctypes.c_void_p).value if function is not None else None
+    return functions and tuple(ctypes.cast(each, _VOID).value for each in functions)
 
 
 def _note_fork() -> None:
@@ -93,6 +111,35 @@ def declared(loaded: Any) -> Any:
         function = getattr(loaded, f"cyber0_{name}")
         function.argtypes, function.restype = arguments, result
     return loaded
+
+
+class _Writing:
+    """How both signs of a tensor are written: into the caches, or past them. No bit depends on it.
+
+    Products read them on all cores. Where these share no cache, as on two dies or two sockets, a line that is written
+    again is first taken back from the others, which takes two or three times as long as writing to memory. Where they
+    do, writing to memory is slower. A virtual machine may move from one to the other at any time. So both are timed,
+    and what was slower is tried again now and then.
+    """
+
+    def __init__(self) -> None:
+        self._calls = count()
+        self._spent = {past_caches: deque[float](maxlen=LATEST) for past_caches in (False, True)}
+
+    @contextmanager
+    def timed(self) -> Generator[bool]:
+        """Yield whether to write past the caches, and note how long that took."""
+        into, past = (min(self._spent[way], default=0.0) for way in (False, True))
+        past_caches = (into > WORTH_MEMORY * past) != (next(self._calls) % RETRIED == 0)
+        begin = time.perf_counter()
+        yield past_caches
+        self._spent[past_caches].append(time.perf_counter() - begin)
+
+
+@lru_cache(maxsize=64)
+def _writing(size: int, itemsize: int, bits: int) -> _Writing:  # noqa: ARG001
+    """Return what is known of tensors of this size and type, along directions of this family."""
+    return _Writing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +174,11 @@ class Cpu:
         """
         units = np.empty(len(packed), dtype=np.float32)
         rows, width = out.shape
-        threads, team = self._team(out, rows * width)
+        team = self._team(out, rows * width)
 
         def some(first: int, count: int) -> None:
             buffers = _at(out, first * width), _at(units, first), width, packed[first:].ctypes.data, count
-            library().cyber0_spheres(team, threads, *buffers)
+            library().cyber0_spheres(None if team is None else ctypes.addressof(team), *buffers)
 
         if team is None:
             self._share(rows, some, cost=width, whole=1)
@@ -240,24 +287,29 @@ class Cpu:
     ) -> bool:
         """Move or descend a tensor on torch's own threads; return whether it has any, and the work is worth them."""
         size, cost = len(out), max(1, count)
-        threads, team = self._team(out, size * cost)
+        team = self._team(out, size * cost)
         if team is None:
             return False
-        step = -(-size // min(threads, size * cost // WORTH_A_PART) // 128) * 128
+        parts = min(team.threads, size * cost // WORTH_A_PART)
+        step, taken = -(-size // parts // 128) * 128, ctypes.create_string_buffer(parts)
         buffers = _at(weights, 0), _is16(weights), _at(out, 0), _at(minus, 0), _is16(out)
-        library().cyber0_share(team, threads, step, *buffers, size, start, packed.ctypes.data, count)
+        writing = nullcontext(False) if minus is None else _writing(size, out.itemsize, int(packed["bits"][0])).timed()
+        with writing as past_caches:
+            library().cyber0_share(
+                *(ctypes.addressof(team), past_caches, step, taken, *buffers, size, start, packed.ctypes.data, count)
+            )
         return True
 
-    def _team(self, out: Buffer, cost: int) -> tuple[int, int | None]:
-        """Return torch's threads, and what runs work on them: None if `out` is not torch's, or it is not worth them.
+    def _team(self, out: Buffer, cost: int) -> Team | None:
+        """Return torch's threads: None if `out` is not torch's, or the work is not worth them.
 
         These spin for some milliseconds after each operation, and would keep other threads from their cores. The team
         is always as large as torch's own: for another size its threads would be ended, and started again.
         """
         if isinstance(out, np.ndarray) or cost < 2 * WORTH_A_PART:
-            return 1, None
-        threads, team = openmp()
-        return (1, None) if threads < 2 or (self.threads or threads) < threads else (threads, team)
+            return None
+        team = openmp()
+        return None if team is None or (self.threads or team.threads) < team.threads else team
 
     def _share_rows(self, packed: Packed, size: int, work: Callable[[int, int, int, int], Any]) -> list[Any]:
         """Run work(row, address of its direction, first, size) on threads, which share the rows or a single row."""
