@@ -204,7 +204,6 @@ class TorchSource:
         self._perturbation: Perturbation | None = None
         self._scratch: dict[torch.dtype, Tensor] = {}
         self._drifted: Tensor | None = None
-        self._vectors: dict[tuple[int, torch.dtype], Pair] = {}
         self.keeps = False
         self._kept: dict[tuple[int, torch.dtype], Tensor] = {}
         self._fresh = set[tuple[int, torch.dtype]]()
@@ -212,7 +211,6 @@ class TorchSource:
     def set_perturbation(self, perturbation: Perturbation) -> None:
         """Perturb in this way from now on; tensors are perturbed when they are asked for."""
         self._perturbation = perturbation
-        self._vectors.clear()
         self._fresh.clear()
 
     def begin(self) -> None:
@@ -222,27 +220,30 @@ class TorchSource:
         if not self.layout.is_trained(parameter):
             frozen = self.layout.frozen(parameter, dtype)
             return frozen, frozen
+        if self.keeps:
+            return self._kept_pair(parameter, dtype)
         entry, flat = self.layout.place(parameter)
-        kept = id(parameter), dtype
-        if self.keeps and kept not in self._kept:
-            self._kept[kept] = torch.empty(2, entry.size, dtype=dtype, device=flat.device)
-        plus, minus = self._kept[kept] if self.keeps else self._scratch_pair(entry.size, dtype)
-        if not self.keeps or kept not in self._fresh:
-            self._pair(flat, entry.start, plus, minus)
-            self._fresh.add(kept)
+        plus, minus = self._scratch_pair(entry.size, dtype)
+        self._pair(flat, entry.start, plus, minus)
         return plus.view(entry.shape), minus.view(entry.shape)
 
     def vector(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         if not self.layout.is_trained(parameter):
             frozen = self.layout.frozen(parameter, dtype)
             return frozen, frozen
+        return self._kept_pair(parameter, dtype)
+
+    def _kept_pair(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
+        """Return both signs of a tensor in memory of their own, which is kept: no hole is left in the heap."""
+        entry, flat = self.layout.place(parameter)
         kept = id(parameter), dtype
-        if kept not in self._vectors:
-            entry, flat = self.layout.place(parameter)
-            plus, minus = torch.empty_like(flat), torch.empty_like(flat)
-            self._pair(flat, entry.start, plus, minus)
-            self._vectors[kept] = plus.view(entry.shape).to(dtype), minus.view(entry.shape).to(dtype)
-        return self._vectors[kept]
+        if kept not in self._kept:
+            self._kept[kept] = torch.empty(2, *entry.shape, dtype=dtype, device=flat.device)
+        plus, minus = self._kept[kept]
+        if kept not in self._fresh:
+            self._pair(flat, entry.start, plus.view(-1), minus.view(-1))
+            self._fresh.add(kept)
+        return plus, minus
 
     def rows(self, parameter: Tensor, ids: Tensor, plus: Tensor, minus: Tensor) -> None:
         if not self.layout.is_trained(parameter):
@@ -255,8 +256,8 @@ class TorchSource:
         tokens, inverse = wanted.unique(return_inverse=True)
         up, down = (torch.empty(len(tokens), width, device=flat.device) for _ in range(2))
         self._pairs_of_rows(flat, entry.start, tokens, up, down)
-        plus.copy_(up[inverse])
-        minus.copy_(down[inverse])
+        plus.copy_(up.to(plus.dtype)[inverse])
+        minus.copy_(down.to(minus.dtype)[inverse])
 
     def _pairs_of_rows(self, flat: Tensor, start: int, rows: Tensor, up: Tensor, down: Tensor) -> None:
         """Write both signs of some rows of a matrix, ascending: by picking them, or with those between them."""

@@ -33,10 +33,13 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
     """
     walk.source.begin()
     copies: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+    size, end = walk.parameters.size, 0
+    rooms = [torch.empty(size, device=walk.device) for _ in copies]  # each in one piece: no holes in the heap
     for name, tensor in walk.parameters.tensors.items():
         source = walk.source.matrix if tensor.ndim > 1 else walk.source.vector
-        for copy, perturbed in zip(copies, source(tensor, torch.float32), strict=True):
-            copy[name] = perturbed.clone()
+        begin, end = end, end + tensor.numel()
+        for copy, room, perturbed in zip(copies, rooms, source(tensor, torch.float32), strict=True):
+            copy[name] = room[begin:end].view(tensor.shape).copy_(perturbed)
     for name, tensor in walk.module.named_parameters():
         if not walk.layout.is_trained(tensor):
             copies[0][name] = copies[1][name] = walk.layout.frozen(tensor, torch.float32)
