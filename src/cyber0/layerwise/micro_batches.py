@@ -23,7 +23,7 @@ __all__ = ["AT_MOST", "GRAIN", "OVERHEAD", "Cutter", "MicroBatch", "is_out_of_me
 Tensor = torch.Tensor
 GRAIN = 8  # tokens to whose multiples micro-batches are filled up, so that few shapes occur where each has a graph
 AT_MOST = {"cpu": 2**17}  # tokens of a micro-batch; a GPU that runs out of memory says so
-FEW = 768  # tokens that a micro-batch on a CPU may have however small the model is
+FEW = 1024  # tokens that a micro-batch on a CPU may have however small the model is
 WEIGHTS_OF_A_TOKEN = 2**15  # or a token for so many weights, if that is more
 OVERHEAD = {"cuda": 2048, "cpu": 64}  # what a micro-batch costs besides its tokens, in tokens
 
@@ -95,7 +95,7 @@ def most_tokens(device: torch.device, weights: int | None = None) -> int | None:
     are small, and its activations take about as much memory as those of one plain forward pass.
 
     >>> most_tokens(torch.device("cpu"), 10**6), most_tokens(torch.device("cpu"), 10**9)
-    (768, 30517)
+    (1024, 30517)
     """
     most = AT_MOST.get(device.type)
     return most if most is None or weights is None else min(most, max(FEW, weights // WEIGHTS_OF_A_TOKEN))

@@ -2,12 +2,14 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
 from cyber0.errors import InvalidEstimate
 from cyber0.estimate import call_with
+from cyber0.layerwise.batching import round_up
 from cyber0.layerwise.micro_batches import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["in_arithmetic", "per_sample", "run"]
 
 Tensor = torch.Tensor
+ALIGNED = 64  # weights to whose multiples the tensors of a copy are placed: some kernels want aligned addresses
 
 
 def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
@@ -33,13 +36,13 @@ def run(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
     """
     walk.source.begin()
     copies: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-    size, end = walk.parameters.size, 0
-    rooms = [torch.empty(size, device=walk.device) for _ in copies]  # each in one piece: no holes in the heap
-    for name, tensor in walk.parameters.tensors.items():
+    tensors = walk.parameters.tensors
+    starts = [*accumulate((round_up(each.numel(), ALIGNED) for each in tensors.values()), initial=0)]
+    rooms = [torch.empty(starts[-1], device=walk.device) for _ in copies]  # each in one piece: no holes in the heap
+    for start, (name, tensor) in zip(starts, tensors.items(), strict=False):
         source = walk.source.matrix if tensor.ndim > 1 else walk.source.vector
-        begin, end = end, end + tensor.numel()
         for copy, room, perturbed in zip(copies, rooms, source(tensor, torch.float32), strict=True):
-            copy[name] = room[begin:end].view(tensor.shape).copy_(perturbed)
+            copy[name] = room[start : start + tensor.numel()].view(tensor.shape).copy_(perturbed)
     for name, tensor in walk.module.named_parameters():
         if not walk.layout.is_trained(tensor):
             copies[0][name] = copies[1][name] = walk.layout.frozen(tensor, torch.float32)
