@@ -681,3 +681,19 @@ def test_a_micro_batch_on_a_cpu_has_a_most_of_tokens(monkeypatch):
     whole = Walk(walk.parameters, cross_entropy)
     assert len(few.micro_batches) > len(whole.batch(x, y).micro_batches)
     torch.testing.assert_close(found, whole.slopes(x, y, keys(1)[0], 1e-2), rtol=1e-3, atol=1e-4)
+
+
+def test_the_weights_of_whole_copies_are_aligned():
+    """Some products take no other ones: grouped matrix products on CUDA want multiples of 16 bytes."""
+    addresses = []
+
+    class Odd(nn.Linear):
+        def forward(self, x):
+            addresses.extend(tensor.data_ptr() % 64 for tensor in (self.weight, self.bias))
+            return super().forward(x)
+
+    walk = Walk(Parameters.of(nn.Sequential(Odd(3, 5), nn.Tanh(), Odd(5, 3))), cross_entropy)
+    walk.handlers = None  # as if it could not be walked
+    walk.slopes(torch.rand(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64), keys(1)[0], 1e-2)
+    assert addresses
+    assert not any(addresses)
