@@ -6,8 +6,9 @@ Shapes of all-MiniLM-L6-v2 (mean pooling, a head of 6 classes) and SmolLM2-135M 
 has a process of its own, as a client has, since what others leave in the heap would slow it down or speed it up. The
 processes take turns, and a ratio is the median of those within a turn: other work on the machine slows all alike. In a
 turn a process does its work twice, and the second time counts, as one round follows another: the first one, after a
-pause, takes up to a tenth longer, by how a system wakes its cores. Peak memory is that of the operating system: what a process held beyond the libraries, weights included, after its first
-round, which checks the walk in two whole copies of the model.
+pause, takes up to a tenth longer, by how a system wakes its cores. Peak memory is that of the operating system: what a
+process held beyond the libraries, weights included, after its first round, which checks the walk in two whole copies of
+the model.
 """
 
 import argparse
