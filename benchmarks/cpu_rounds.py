@@ -42,7 +42,7 @@ AT_ONCE = "plain: two forwards, both as one batch"
 FAMILIES: tuple[Family, ...] = ("gaussian", "rademacher")
 SHAPES: dict[str, tuple[int, int]] = {"minilm": (32, 53), "smollm2": (8, 64)}  # samples and tokens of a batch
 ROUNDS = count()
-TURNS = 7
+TURNS = 5
 
 
 def model(name: str, *, small: bool) -> Classifier:

@@ -34,6 +34,7 @@ from cyber0.directions import DirectionKey, matrix, native
 from cyber0.parameters import Parameters
 from cyber0.commit import Commit
 
+torch.set_num_threads(2)
 assert native.openmp() is not None
 keys = [DirectionKey(7, 3, 0, index) for index in range(64)]
 alone = torch.from_numpy(matrix(keys, 7850, family="sphere", backend=native.Cpu(threads=1)))

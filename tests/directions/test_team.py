@@ -22,6 +22,7 @@ from cyber0.directions.native import Cpu
 from cyber0.layerwise.source import perturbation_of
 from cyber0.parameters import Parameters
 
+torch.set_num_threads(2)
 assert native.openmp() is not None
 called, one, library = [], Cpu(threads=1), native.library()
 native.WORTH_A_PART = 128
@@ -107,6 +108,7 @@ with open(strange, "wb+") as file:
     file.write(b"0" * 4096)
     file.flush()
     held = mmap.mmap(file.fileno(), 4096)  # its name is no UTF-8
+torch.set_num_threads(2)
 assert native.openmp() is not None
 os.unlink(strange)
 print("the same bits")

@@ -34,3 +34,15 @@ def test_rows_are_those_of_the_matrix(ids, gap, longest, drifted):
         made.rows(table.weight, torch.tensor(ids), plus, minus)
     assert torch.equal(plus, whole[0][ids])
     assert torch.equal(minus, whole[1][ids])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16])
+def test_other_types_than_a_backend_writes_are_converted(dtype):
+    """A model whose own code computes in float16 has its biases perturbed in float32, and then rounded."""
+    model = nn.Linear(7, 5)
+    parameters = Parameters.of(model)
+    made = TorchSource(Layout(parameters))
+    made.set_perturbation(perturbation_of(parameters, DirectionKey(1, 0), 1e-2))
+    for ask, parameter in ((made.vector, model.bias), (made.matrix, model.weight)):
+        wide = [sign.clone() for sign in ask(parameter, torch.float32)]
+        assert all(map(torch.equal, ask(parameter, dtype), [sign.to(dtype) for sign in wide]))

@@ -41,6 +41,7 @@ Tensor = torch.Tensor
 MATRICES_AT_ONCE = 2  # how many matrices of the largest size a CUDA device perturbs in one launch
 GAP = 2**15  # coordinates that cost as much as another call: rows closer than this are perturbed in one
 LONGEST = 2**20  # most coordinates of one call, unless a single row has more
+WRITTEN = torch.float32, torch.bfloat16  # the types in which backends write what they perturb
 Pair = tuple[Tensor, Tensor]
 
 
@@ -220,7 +221,7 @@ class TorchSource:
         if not self.layout.is_trained(parameter):
             frozen = self.layout.frozen(parameter, dtype)
             return frozen, frozen
-        if self.keeps:
+        if self.keeps or dtype not in WRITTEN:
             return self._kept_pair(parameter, dtype)
         entry, flat = self.layout.place(parameter)
         plus, minus = self._scratch_pair(entry.size, dtype)
@@ -235,6 +236,9 @@ class TorchSource:
 
     def _kept_pair(self, parameter: Tensor, dtype: torch.dtype) -> Pair:
         """Return both signs of a tensor in memory of their own, which is kept: no hole is left in the heap."""
+        if dtype not in WRITTEN:
+            plus, minus = self._kept_pair(parameter, torch.float32)
+            return plus.to(dtype), minus.to(dtype)
         entry, flat = self.layout.place(parameter)
         kept = id(parameter), dtype
         if kept not in self._kept:
