@@ -47,6 +47,7 @@ if not find_spec("triton"):
         "directions/kernels",
         "directions/tensors",
         "layerwise/cuda",
+        "layerwise/fused_linear",
         "layerwise/kernels",
         "layerwise/short_attention",
     )

@@ -1,9 +1,11 @@
-"""Attention that a captured graph runs fast.
+"""Attention that is fast on short prompts, in a captured graph and on a CPU.
 
 During a capture, transformers cannot read a mask's values and builds a full mask, which keeps attention off its fast
 path. Prompts are padded on the right, so a causal model needs no mask, and any other model needs a mask of keys only.
+On a CPU its masks stay what they are.
 """
 
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,11 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["fast_attention"]
+from cyber0.layerwise import native_attention
+
+__all__ = ["attention_on_cpu", "fast_attention"]
 
 NAME = "cyber0"
 KNOWN = {"dropout", "is_causal", "scaling", "position_ids", "cache_position", "use_cache", "output_attentions"}
 _PADDED: ContextVar[bool] = ContextVar("padded", default=True)
+_ON_CPU: ContextVar[bool] = ContextVar("on_cpu", default=False)
 
 
 @contextmanager
@@ -59,21 +64,71 @@ def _register() -> None:
     masks.AttentionMaskInterface.register(NAME, _mask)
 
 
+@contextmanager
+def attention_on_cpu() -> Generator[None]:
+    """Make transformers models on a CPU that use torch's attention use ours, within the context and in this thread.
+
+    >>> with attention_on_cpu():
+    ...     pass
+    """
+    if "transformers.modeling_utils" in sys.modules and native_attention.library() is not None:
+        _take_over()
+    token = _ON_CPU.set(True)
+    try:
+        yield
+    finally:
+        _ON_CPU.reset(token)
+
+
+@cache
+def _take_over() -> None:
+    """Let transformers call `_attend_on_cpu` for torch's attention, unless it calls something of somebody else's."""
+    functions: Any = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
+    if functions["sdpa"] is import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward:
+        functions["sdpa"] = _attend_on_cpu
+
+
+def _attend_on_cpu(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any
+) -> tuple[Any, None]:
+    """Return what transformers computes; by our own kernel within `attention_on_cpu`, if prompts are short."""
+    if _ON_CPU.get() and _known(options) and native_attention.supports(query, key, value, attention_mask):
+        causal, scale = _causal(module, query, attention_mask, options), _scale(query, options)
+        return native_attention.attention(query, key, value, attention_mask, scale, causal=causal), None
+    return _own(module, query, key, value, attention_mask, **options)
+
+
 def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
     """Return what transformers computes; by our own kernel if prompts are short, and nothing is differentiated."""
-    known = all(name in KNOWN or value is None for name, value in options.items()) and not options.get("dropout")
-    if known and query.is_cuda and not query.requires_grad and find_spec("triton") is not None:
+    if _known(options) and query.is_cuda and not query.requires_grad and find_spec("triton") is not None:
         from cyber0.layerwise import short_attention
 
         if short_attention.supports(query, key, attention_mask):
-            causal = options.get("is_causal")
-            causal = getattr(module, "is_causal", True) if causal is None else causal
-            scale = options.get("scaling") or query.shape[3] ** -0.5
-            return short_attention.attention(
-                query, key, value, attention_mask, scale, causal=bool(causal) and attention_mask is None
-            ), None
+            causal, scale = _causal(module, query, attention_mask, options), _scale(query, options)
+            return short_attention.attention(query, key, value, attention_mask, scale, causal=causal), None
+    return _own(module, query, key, value, attention_mask, **options)
+
+
+def _own(*arguments: Any, **options: Any) -> tuple[Any, None]:
     sdpa: Any = import_module("transformers.integrations.sdpa_attention")
-    return sdpa.sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    return sdpa.sdpa_attention_forward(*arguments, **options)
+
+
+def _known(options: dict[str, Any]) -> bool:
+    """Return whether options change nothing that a kernel of ours computes."""
+    return all(name in KNOWN or value is None for name, value in options.items()) and not options.get("dropout")
+
+
+def _causal(module: Any, query: Any, mask: Any, options: dict[str, Any]) -> bool:
+    """Return whether a query sees no later keys, as transformers decides it."""
+    causal = options.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    return bool(causal) and mask is None and query.shape[2] > 1
+
+
+def _scale(query: Any, options: dict[str, Any]) -> float:
+    scale = options.get("scaling")
+    return query.shape[3] ** -0.5 if scale is None else scale
 
 
 def _mask(*arguments: Any, mask_function: Any = None, attention_mask: Any = None, **options: Any) -> Any:

@@ -27,7 +27,7 @@ from cyber0.directions.select import get_backend
 from cyber0.errors import EmptyBatch, InvalidEstimate
 from cyber0.estimate import refuse_random
 from cyber0.layerwise import modules, whole_model
-from cyber0.layerwise.attention import fast_attention
+from cyber0.layerwise.attention import attention_on_cpu, fast_attention
 from cyber0.layerwise.buffers import Buffers
 from cyber0.layerwise.frozen import supplies, weights_at_hand
 from cyber0.layerwise.graphs import Graphs, NotCapturable
@@ -392,8 +392,8 @@ class Walk:
     @contextmanager
     def _patched(self, signs: SignPair, *, padded: bool) -> Generator[None]:
         with ExitStack() as stack:
-            if self.device.type == "cuda":
-                stack.enter_context(fast_attention(self.module, padded=padded))
+            cuda = self.device.type == "cuda"
+            stack.enter_context(fast_attention(self.module, padded=padded) if cuda else attention_on_cpu())
             stack.enter_context(patched(self.handlers or [], signs))
             yield
 
