@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def attention_on_cpu() -> Generator[None]:
 def _take_over() -> None:
     """Let transformers call `_attend_on_cpu` for torch's attention, unless it calls something of somebody else's."""
     functions: Any = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
-    if functions["sdpa"] is import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward:
+    if functions["sdpa"] is _forward():
         functions["sdpa"] = _attend_on_cpu
 
 
@@ -92,7 +93,8 @@ def _attend_on_cpu(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any
 ) -> tuple[Any, None]:
     """Return what transformers computes; by our own kernel within `attention_on_cpu`, if prompts are short."""
-    if _ON_CPU.get() and _known(options) and native_attention.supports(query, key, value, attention_mask):
+    others = {name: value for name, value in options.items() if name in _read()}  # the rest changes nothing
+    if _ON_CPU.get() and _known(others) and native_attention.supports(query, key, value, attention_mask):
         causal, scale = _causal(module, query, attention_mask, options), _scale(query, options)
         return native_attention.attention(query, key, value, attention_mask, scale, causal=causal), None
     return _own(module, query, key, value, attention_mask, **options)
@@ -110,8 +112,19 @@ def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, 
 
 
 def _own(*arguments: Any, **options: Any) -> tuple[Any, None]:
-    sdpa: Any = import_module("transformers.integrations.sdpa_attention")
-    return sdpa.sdpa_attention_forward(*arguments, **options)
+    return _forward()(*arguments, **options)
+
+
+@cache
+def _forward() -> Any:
+    """Return transformers' attention by torch's."""
+    return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+
+
+@cache
+def _read() -> frozenset[str]:
+    """Return the options that it reads: of others, such as a window, it finds what they ask for in the mask."""
+    return frozenset(signature(_forward()).parameters)
 
 
 def _known(options: dict[str, Any]) -> bool:
