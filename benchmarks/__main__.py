@@ -16,6 +16,7 @@ for name in (
     "links",
     "rules_at_scale",
     "families",
+    "short_prompts",
     "layerwise",
 ):
     import_module(f"benchmarks.{name}").main()
