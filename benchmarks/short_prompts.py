@@ -6,8 +6,6 @@ Shapes of MiniLM, RoBERTa-large (neither is causal; their keys are masked, as pa
 three heads share keys), both signs of a batch. A row gives the largest error of each, too, beside attention in float64.
 """
 
-from typing import Any
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -33,17 +31,18 @@ def row(model: str, samples: int, tokens: int, dtype: torch.dtype) -> Row:
         lengths = torch.randint(tokens // 2, tokens + 1, (samples, 1), generator=generator)
         mask = (torch.arange(tokens) < lengths)[:, None, None, :]
 
-    def torchs(*given: Any) -> torch.Tensor:
-        return scaled_dot_product_attention(*given, mask, 0.0, causal, enable_gqa=causal).transpose(1, 2)
+    def torchs(dtype: torch.dtype) -> torch.Tensor:
+        q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=causal).transpose(1, 2)
 
     def ours() -> torch.Tensor:
         return attention(query, key, value, mask, width**-0.5, causal=causal)
 
     if not supports(query, key, value, mask):
         raise SystemExit("our attention was not compiled, or not for this processor")
-    exact = torchs(query.double(), key.double(), value.double())
-    spent = seconds(ours, lambda: torchs(query, key, value), repeats=REPEATS)
-    errors = [float((found - exact).abs().max()) for found in (ours(), torchs(query, key, value))]
+    exact = torchs(torch.float64)
+    spent = seconds(ours, lambda: torchs(dtype), repeats=REPEATS)
+    errors = [float((found - exact).abs().max()) for found in (ours(), torchs(dtype))]
     times = {"ours, ms": 1e3 * spent[0], "torch, ms": 1e3 * spent[1], "times as fast": spent[1] / spent[0]}
     what = {"model": model, "samples": samples, "tokens": tokens, "type": str(dtype).removeprefix("torch.")}
     return what | times | {"error": errors[0], "error of torch": errors[1]}

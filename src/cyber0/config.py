@@ -53,6 +53,9 @@ LATER = {
     "objective": "plain",
     **dict.fromkeys(("clip", "least_noise", "epsilon", "delta", "noise")),
 }  # keys that earlier versions had not: left out of what is written if as it was then
+LANGUAGE_TASKS = frozenset(
+    {"completion", "snli", "sst2", "text-classification", "text-regression", "token-classification", "trec"}
+)  # tasks by name that train a language model
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
 DELTA = 1e-5
 CLIP = 10.0
@@ -111,6 +114,8 @@ class Agreement(Options):
     >>> agreement = Agreement(rule="nnm+cwtm", clients=12, byzantine=3)
     >>> agreement.plan.scalars, agreement.invited
     (64, 12)
+    >>> agreement.family, Agreement(task="sst2").family, Agreement(task="sst2", family="gaussian").family
+    ('sphere', 'rademacher', 'gaussian')
     """
 
     task: str = Field(default="mnist", description="What to train: a task's name, or package.module:object.")
@@ -164,7 +169,9 @@ class Agreement(Options):
     batch: Annotated[int, Field(ge=0)] = Field(
         default=64, description="Samples per local step; 0: all that a client holds."
     )
-    family: Family = Field(default="sphere", description="The distribution of directions.")
+    family: Family = Field(
+        default="sphere", description="The distribution of directions; for a language model the default is rademacher."
+    )
     participation: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
         default=1.0, description="The fraction of clients invited to each round, drawn by the seed."
     )
@@ -201,6 +208,8 @@ class Agreement(Options):
         self._check_objective()
         if 0 < self.mu < 2.0**-126:
             raise ValueError(f"mu = {self.mu} is too small for float32: use 0 for exact derivatives")
+        if "family" not in self.model_fields_set and self._trains_a_language_model:
+            object.__setattr__(self, "family", "rademacher")
         schedule, _ = _parsed(parse_schedule, self.schedule), _parsed(parse_step_rule, self.step_rule)
         if schedule.needs_horizon and self.horizon is None:
             object.__setattr__(self, "horizon", self.rounds)  # written down: a run that is extended keeps it
@@ -217,6 +226,10 @@ class Agreement(Options):
             raise ValueError(f"{given} mu = {self.mu}: a radius needs gradients; use mu = 0")
         if self.least_noise is not None and (why := why_not_private(objective)):
             raise ValueError(f"{given} least_noise = {self.least_noise}: {why}")
+
+    @property
+    def _trains_a_language_model(self) -> bool:
+        return self.model is not None or self.task.partition("(")[0].strip() in LANGUAGE_TASKS
 
     @property
     def invited(self) -> int:

@@ -6,20 +6,21 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cyber0.config import RunConfig
+from cyber0.config import LANGUAGE_TASKS, RunConfig
 from cyber0.directions import DirectionKey
 from cyber0.errors import InvalidConfig, InvalidModel, MissingExtra, UnknownName
 from cyber0.estimate import estimate
 from cyber0.parameters import Parameters
 from cyber0.simulation import Simulation
 from cyber0.simulation.run import run
-from cyber0.tasks import memory
+from cyber0.tasks import TASKS, memory
 from cyber0.tasks.evaluation import evaluate
 from cyber0.tasks.task import make
 from cyber0.tasks.text import checkpoint, tiny
@@ -422,3 +423,14 @@ def test_an_encoder_of_a_model_with_a_decoder_is_tuned(folder, tmp_path):
     simulation = Simulation(RunConfig(task=task.name, clients=3, byzantine=0, directions=1, rounds=1, batch=4), task)
     assert [len(played.admitted) for played in simulation.play()] == [3]
     assert simulation.participant.measure.walk(simulation.parameters, task.losses).layered
+
+
+def test_a_language_model_is_perturbed_by_signs_unless_told_otherwise():
+    """Tasks that train one are known by name, so that a federator without torch agrees with its clients."""
+    assert {name for name, place in TASKS.items() if place.startswith("cyber0.tasks.text.")} == LANGUAGE_TASKS
+    assert RunConfig(task="sst2(scale=50)").agreement.plan.family == "rademacher"
+    assert RunConfig(task="my_package:my_task", model="gpt2").family == "rademacher"
+    assert RunConfig(task="trec", family="sphere").family == "sphere"
+    assert RunConfig(task="mnist").family == "sphere"
+    written = tomllib.loads(RunConfig(task="trec", family="sphere").to_toml())
+    assert RunConfig(**written).family == "sphere"

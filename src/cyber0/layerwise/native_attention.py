@@ -1,6 +1,6 @@
 """Attention over short prompts on a CPU: one sample and head of keys at a time, in the caches of a core.
 
-torch's own is made for long sequences, and takes two to three times as long on prompts of up to 128 tokens.
+torch's own is made for long sequences; `python -m benchmarks.short_prompts` compares them.
 """
 
 import ctypes
