@@ -1,4 +1,4 @@
-"""Compiles the fast CPU paths where there is a C compiler; an install without one works, slower, to the same bits."""
+"""Compiles the fast CPU paths where there is a C compiler; without one, the same weights are written, slower."""
 
 import platform
 import sys

@@ -350,8 +350,8 @@ def keep(setting: Setting, section: str, result: Result) -> None:
     file.write_text(json.dumps({**content, "goals": goals}, indent=1) + "\n")
 
 
-def plot(file: Path) -> None:
-    """A round's time over clients, length and directions; in grey two plain forwards over the same tokens."""
+def plot(file: Path, forwards: str = "two plain forwards, captured") -> None:
+    """A round's time over each axis of `scaling`; in grey two plain forwards over the same tokens."""
     matplotlib: Any = import_module("matplotlib")
     matplotlib.use("svg")
     plt: Any = import_module("matplotlib.pyplot")
@@ -365,7 +365,7 @@ def plot(file: Path) -> None:
         panel.set(xlabel=axis, xlim=(0, None), ylim=(0, None))
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("milliseconds a round")
-    panels[0].legend(["two plain forwards, captured", "a round"], frameon=False, fontsize=8)
+    panels[0].legend([forwards, "a round"], frameon=False, fontsize=8)
     figure.savefig(file.with_suffix(".svg"), metadata={"Date": None})
 
 

@@ -170,7 +170,8 @@ class Agreement(Options):
         default=64, description="Samples per local step; 0: all that a client holds."
     )
     family: Family = Field(
-        default="sphere", description="The distribution of directions; for a language model the default is rademacher."
+        default="sphere",
+        description="The distribution of directions; if not given, rademacher for a language model, sphere for others.",
     )
     participation: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
         default=1.0, description="The fraction of clients invited to each round, drawn by the seed."
@@ -229,7 +230,7 @@ class Agreement(Options):
 
     @property
     def _trains_a_language_model(self) -> bool:
-        return self.model is not None or self.task.partition("(")[0].strip() in LANGUAGE_TASKS
+        return self.model is not None or self.task.partition("(")[0].strip().replace("_", "-") in LANGUAGE_TASKS
 
     @property
     def invited(self) -> int:

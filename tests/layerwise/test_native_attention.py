@@ -1,11 +1,16 @@
 """Our attention on a CPU gives what torch's own gives, whatever threads and other samples there are."""
 
+import subprocess
+import sys
+import threading
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.layerwise.models import classifier, keys, prompts
+from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 
 from cyber0.layerwise import LayerwiseEstimate, native_attention
@@ -158,6 +163,50 @@ def test_what_it_cannot_take_is_left_to_torch():
     assert not taken(change=lambda q, k, v: (q.bfloat16(), k, v))
     assert not taken(change=lambda q, k, v: (q.requires_grad_(), k, v))
     assert not taken(change=lambda q, k, v: (q, k.to("meta"), v))
+    assert not taken(change=lambda q, k, v: (q[0], k[0], v[0]))
+    assert not taken(change=lambda q, k, v: (q, k[:, :0], v[:, :0]))
+    assert not taken(change=lambda q, k, v: (q, torch.complex(k, -k).conj().imag, v))  # its sign is not in its memory
+
+
+def test_what_torch_transforms_is_left_to_it():
+    """Batches of functorch, derivatives forward, another type by autocast: tensors are not what they seem then."""
+    query, key, value = tensors((2, 4, 9, 16), torch.float32)
+    seen = []
+
+    def noted(x):
+        seen.append(supports(x, key, value, None))
+        return x
+
+    torch.func.vmap(noted, randomness="error")(query[None])
+    torch.func.jvp(noted, (query,), (query,))
+    with forward_ad.dual_level():
+        noted(forward_ad.make_dual(query, query))
+    with torch.autocast("cpu"):
+        noted(query)
+    assert seen == [False] * 4
+    assert supports(query, key, value, None)
+
+
+def test_the_result_is_where_the_tensors_are():
+    given = tuple(tensors((1, 2, 5, 8), torch.float32))
+    expected = attention(*given, None, 1.0, causal=True)
+    with torch.device("meta"):
+        assert torch.equal(attention(*given, None, 1.0, causal=True), expected)
+
+
+def test_a_thread_with_little_stack_can_compute_it():
+    given, found = tuple(tensors((1, 1, LONGEST, 128), torch.float32)), []
+    before = torch.get_num_threads()
+    kept = threading.stack_size(2**17)
+    try:
+        torch.set_num_threads(1)
+        thread = threading.Thread(target=lambda: found.append(attention(*given, None, 0.1, causal=False)))
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(before)
+        threading.stack_size(kept)
+    assert torch.equal(found[0], attention(*given, None, 0.1, causal=False))
 
 
 @pytest.fixture
@@ -210,3 +259,33 @@ def test_a_walk_attends_by_it(arithmetic, calls, monkeypatch):
         np.testing.assert_allclose(found, without, rtol=1e-3, atol=1e-3 * np.abs(without).max())
     else:
         assert np.corrcoef(found, without)[0, 1] > 0.9
+
+
+LEFT_BEHIND = """
+import torch
+from benchmarks.families import FAMILIES, built, prompts
+from cyber0.layerwise.attention import attention_on_cpu
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+model, (x, _) = built(FAMILIES["gpt2"]), prompts()
+with torch.no_grad(), attention_on_cpu():
+    expected = model.scores(x[0])
+own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+q = torch.ones(1, 1, 3, 8)
+assert torch.equal(own(model, q, q, q, None, 0.0)[0], own(model, q, q, q, None, dropout=0.0)[0])
+compiled = torch.compile(model.base, fullgraph=True, backend="eager")
+ids = x[0].clamp(min=0)
+torch.testing.assert_close(compiled(ids).last_hidden_state, model.base(ids).last_hidden_state)
+calls = []
+AttentionInterface.register("sdpa", lambda *given, **named: calls.append(1) or own(*given, **named))
+with torch.no_grad(), attention_on_cpu():
+    torch.testing.assert_close(model.scores(x[0]), expected)
+assert calls, "what was registered is not used"
+"""
+
+
+def test_it_leaves_transformers_as_users_know_it():
+    """After a walk: arguments by place, a compiled graph, and an attention that somebody registers."""
+    done = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

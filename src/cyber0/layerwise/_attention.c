@@ -39,6 +39,7 @@ typedef struct { void (*run)(void (*)(void *), void *, unsigned, unsigned); int 
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES))); /* which may wrap */
 
 INLINE float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 INLINE uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
@@ -74,8 +75,8 @@ INLINE vec exponential(vec x)
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    ints scaled = (ints)y + ((ints)rounded << 23);
-    return (vec)((scaled & (x > -87.0f)) | ((ints)x & (x != x)));
+    words scaled = (words)y + ((words)rounded << 23);
+    return (vec)(((ints)scaled & (x > -87.0f)) | ((ints)x & (x != x)));
 }
 
 /* out[row] = sum over i < count of a[row][i] times b[i], for ROWS rows and `vectors` vectors of columns. */
@@ -134,7 +135,7 @@ INLINE void hide(float *scores, int64_t columns, const problem *p, int64_t sampl
 /* The heads of a sample that share one head of keys and values. */
 static void attend(const problem *p, int64_t sample, int64_t group)
 {
-    _Alignas(64) float keys[WIDTH * TOKENS], values[TOKENS * WIDTH];
+    static _Thread_local _Alignas(64) float keys[WIDTH * TOKENS], values[TOKENS * WIDTH]; /* too large for some stacks */
     _Alignas(64) float query[ROWS * WIDTH], scores[ROWS * TOKENS], result[ROWS * WIDTH];
     int64_t tokens = p->tokens, width = p->width, padded = whole(tokens), heads = p->groups * p->heads_of_group;
     const tensor *q = &p->query, *k = &p->key, *v = &p->value;

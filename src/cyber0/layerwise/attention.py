@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -81,23 +81,24 @@ def attention_on_cpu() -> Generator[None]:
         _ON_CPU.reset(token)
 
 
-@cache
 def _take_over() -> None:
     """Let transformers call `_attend_on_cpu` for torch's attention, unless it calls something of somebody else's."""
     functions: Any = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
-    if functions["sdpa"] is _forward():
-        functions["sdpa"] = _attend_on_cpu
+    if functions["sdpa"] is (own := _forward()):
+        functions.register("sdpa", partial(_attend_on_cpu, own))  # what somebody registers after it is used instead
 
 
 def _attend_on_cpu(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any
+    own: Any, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *more: Any, **options: Any
 ) -> tuple[Any, None]:
-    """Return what transformers computes; by our own kernel within `attention_on_cpu`, if prompts are short."""
+    """Return what transformers' own function does; by our kernel within `attention_on_cpu`, if prompts are short."""
+    if torch.compiler.is_compiling() or not _ON_CPU.get() or more:  # in this order: a ContextVar cannot be compiled
+        return own(module, query, key, value, attention_mask, *more, **options)
     others = {name: value for name, value in options.items() if name in _read()}  # the rest changes nothing
-    if _ON_CPU.get() and _known(others) and native_attention.supports(query, key, value, attention_mask):
+    if _known(others) and native_attention.supports(query, key, value, attention_mask):
         causal, scale = _causal(module, query, attention_mask, options), _scale(query, options)
         return native_attention.attention(query, key, value, attention_mask, scale, causal=causal), None
-    return _own(module, query, key, value, attention_mask, **options)
+    return own(module, query, key, value, attention_mask, **options)
 
 
 def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
@@ -108,11 +109,7 @@ def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, 
         if short_attention.supports(query, key, attention_mask):
             causal, scale = _causal(module, query, attention_mask, options), _scale(query, options)
             return short_attention.attention(query, key, value, attention_mask, scale, causal=causal), None
-    return _own(module, query, key, value, attention_mask, **options)
-
-
-def _own(*arguments: Any, **options: Any) -> tuple[Any, None]:
-    return _forward()(*arguments, **options)
+    return _forward()(module, query, key, value, attention_mask, **options)
 
 
 @cache

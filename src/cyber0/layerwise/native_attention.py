@@ -58,20 +58,35 @@ def supports(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> 
     (False, False)
     """
     given = (query, key, value)
-    batch, heads, tokens, width = query.shape
-    if any(type(each) is not Tensor or each.device.type != "cpu" or each.dtype != query.dtype for each in given):
+    if library() is None or _transformed() or not all(map(_plain, given)):
         return False
     if torch.is_grad_enabled() and any(each.requires_grad for each in given):
         return False
-    if query.dtype not in (torch.float32, torch.bfloat16) or tokens > LONGEST or width > WIDEST or width % LANES:
+    if any(each.dtype != query.dtype or each.ndim != 4 or each.numel() == 0 for each in given):
+        return False
+    batch, heads, tokens, width = query.shape
+    if tokens > LONGEST or width > WIDEST or width % LANES:
         return False
     if key.shape != value.shape or (len(key), *key.shape[2:]) != (batch, tokens, width) or heads % key.shape[1]:
         return False
-    if mask is not None and (mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1):
-        return False
+    if mask is None:
+        return True
     shapes = ((1, batch), (1,), (1, tokens), (tokens,))
-    fits = mask is None or all(size in known for size, known in zip(mask.shape, shapes, strict=True))
-    return fits and query.numel() > 0 and library() is not None
+    known = type(mask) is Tensor and mask.device.type == "cpu" and mask.dtype == torch.bool and mask.ndim == 4
+    return known and all(size in sizes for size, sizes in zip(mask.shape, shapes, strict=True))
+
+
+def _plain(x: Tensor) -> bool:
+    """Return whether a tensor is what lies in its memory, on the CPU, in a type that the kernel reads."""
+    stored = type(x) is Tensor and x.device.type == "cpu" and x.layout == torch.strided and not x.is_neg()
+    return stored and x.dtype in (torch.float32, torch.bfloat16)
+
+
+def _transformed() -> bool:
+    """Return whether torch computes something else than it is told: derivatives forward, batches, or another type."""
+    functorch = vars(torch)["_C"]._functorch
+    forward = vars(torch.autograd.forward_ad)["_current_level"] >= 0
+    return forward or functorch.peek_interpreter_stack() is not None or torch.is_autocast_enabled("cpu")
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:
@@ -87,7 +102,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
     """
     batch, heads, tokens, width = query.shape
     query, key, value = (each if each.stride(3) == 1 else each.contiguous() for each in (query, key, value))
-    out = torch.empty(batch, tokens, heads, width, dtype=query.dtype)
+    out = query.new_empty(batch, tokens, heads, width)
     seen = None if mask is None else mask.expand(batch, 1, tokens, tokens)
     seen = seen if seen is None or seen.stride(3) == 1 else seen.contiguous()
     problem = _Problem(
