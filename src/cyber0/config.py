@@ -56,6 +56,7 @@ LATER = {
 LANGUAGE_TASKS = frozenset(
     {"completion", "snli", "sst2", "text-classification", "text-regression", "token-classification", "trec"}
 )  # tasks by name that train a language model
+LANGUAGE_PACKAGE = "cyber0.tasks.text."  # in which they are, as task = "package.module:object" may say
 ALPHA = 0.1  # of the Dirichlet partition: the paper's, though it does not say so
 DELTA = 1e-5
 CLIP = 10.0
@@ -104,8 +105,12 @@ class Options(BaseModel):
         return {key: value for key, value in write(self).items() if key not in LATER or value != LATER[key]}
 
     def updated(self, **values: Any) -> Self:
-        """Return a copy with other values, checked like a new one."""
-        return type(self)(**{**self.model_dump(), **values})
+        """Return a copy with other values, checked like a new one; what was not given follows from these.
+
+        >>> RunConfig(task="sst2").updated(task="mnist").family
+        'sphere'
+        """
+        return type(self)(**{**self.model_dump(exclude_unset=True), **values})
 
 
 class Agreement(Options):
@@ -170,7 +175,7 @@ class Agreement(Options):
         default=64, description="Samples per local step; 0: all that a client holds."
     )
     family: Family = Field(
-        default="sphere",
+        default=cast("Any", None),
         description="The distribution of directions; if not given, rademacher for a language model, sphere for others.",
     )
     participation: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
@@ -209,11 +214,12 @@ class Agreement(Options):
         self._check_objective()
         if 0 < self.mu < 2.0**-126:
             raise ValueError(f"mu = {self.mu} is too small for float32: use 0 for exact derivatives")
-        if "family" not in self.model_fields_set and self._trains_a_language_model:
-            object.__setattr__(self, "family", "rademacher")
+        if cast("Any", self.family) is None:
+            object.__setattr__(self, "family", "rademacher" if self._trains_a_language_model else "sphere")
         schedule, _ = _parsed(parse_schedule, self.schedule), _parsed(parse_step_rule, self.step_rule)
         if schedule.needs_horizon and self.horizon is None:
-            object.__setattr__(self, "horizon", self.rounds)  # written down: a run that is extended keeps it
+            object.__setattr__(self, "horizon", self.rounds)
+            self.model_fields_set.add("horizon")  # written down: a run that is extended keeps it
         try:
             schedule.check_horizon(self.horizon)
         except Cyber0Error as error:
@@ -230,7 +236,9 @@ class Agreement(Options):
 
     @property
     def _trains_a_language_model(self) -> bool:
-        return self.model is not None or self.task.partition("(")[0].strip().replace("_", "-") in LANGUAGE_TASKS
+        task = self.task.partition("(")[0].strip()
+        named = task.replace("_", "-") in LANGUAGE_TASKS or task.startswith(LANGUAGE_PACKAGE)
+        return named or self.model is not None
 
     @property
     def invited(self) -> int:

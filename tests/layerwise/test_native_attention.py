@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from tests.layerwise.models import classifier, keys, prompts
 from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
-from cyber0.layerwise import LayerwiseEstimate, native_attention
+from cyber0.layerwise import LayerwiseEstimate, native_attention, proof
 from cyber0.layerwise.attention import attention_on_cpu
 from cyber0.layerwise.native_attention import LONGEST, attention, supports
-from cyber0.parameters import Parameters
+from cyber0.parameters import Parameters, to_bf16
 from cyber0.tasks.task import cross_entropy
 
 pytestmark = pytest.mark.skipif(native_attention.library() is None, reason="not compiled, or not for this processor")
@@ -166,6 +168,11 @@ def test_what_it_cannot_take_is_left_to_torch():
     assert not taken(change=lambda q, k, v: (q[0], k[0], v[0]))
     assert not taken(change=lambda q, k, v: (q, k[:, :0], v[:, :0]))
     assert not taken(change=lambda q, k, v: (q, torch.complex(k, -k).conj().imag, v))  # its sign is not in its memory
+    assert not taken(change=lambda q, k, v: (q, k, torch._efficientzerotensor(v.shape)))  # nor is anything of this
+    assert not taken(mask=torch.ones(2, 1, 9, 9, dtype=torch.bool).to_sparse())
+    with pytest.warns(UserWarning, match="prototype"):
+        nested = torch.nested.nested_tensor([torch.ones(4, 9, 16)] * 2, layout=torch.strided)
+    assert not supports(nested, nested, nested, None)
 
 
 def test_what_torch_transforms_is_left_to_it():
@@ -185,6 +192,31 @@ def test_what_torch_transforms_is_left_to_it():
         noted(query)
     assert seen == [False] * 4
     assert supports(query, key, value, None)
+
+
+class Halved(TorchFunctionMode):
+    """Halves what attention gives."""
+
+    def __torch_function__(self, function, types, given=(), named=None):
+        found = function(*given, **(named or {}))
+        return found / 2 if function is scaled_dot_product_attention else found
+
+
+def test_attention_that_somebody_replaces_is_used(monkeypatch):
+    """Below transformers, too: by a mode, or by a function in place of torch's."""
+    given = tuple(tensors((2, 4, 9, 16), torch.float32))
+    with Halved():
+        assert not supports(*given, None)
+    with torch.device("cpu"):
+        assert supports(*given, None)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: q)
+    assert not supports(*given, None)
+
+
+def test_a_walk_while_somebody_imports_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", ModuleType("transformers.modeling_utils"))
+    with attention_on_cpu():
+        pass
 
 
 def test_the_result_is_where_the_tensors_are():
@@ -259,6 +291,22 @@ def test_a_walk_attends_by_it(arithmetic, calls, monkeypatch):
         np.testing.assert_allclose(found, without, rtol=1e-3, atol=1e-3 * np.abs(without).max())
     else:
         assert np.corrcoef(found, without)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_check_of_a_walk_compares_it_with_attention_of_the_model_itself(precision, size, monkeypatch):
+    """Large models are compared with their own code, and those in bf16 with their own modules, in float32."""
+    model, (x, y) = classifier("llama", head_dim=8), prompts()
+    arithmetic = torch.float32 if precision == "float32" else torch.bfloat16
+    own = native_attention.attention
+    monkeypatch.setattr(native_attention, "attention", lambda *given, **named: 3 * own(*given, **named) + 0.3)
+    monkeypatch.setattr(proof, "SMALL", proof.SMALL if size == "small" else 0)
+    parameters = Parameters.of(model if precision == "float32" else to_bf16(model))
+    with pytest.warns(UserWarning, match="its losses differ"):
+        LayerwiseEstimate(arithmetic)(
+            parameters, cross_entropy, (x[0], y[0]), keys=keys(1), mu=1e-3, family="rademacher"
+        )
 
 
 LEFT_BEHIND = """

@@ -431,6 +431,13 @@ def test_a_language_model_is_perturbed_by_signs_unless_told_otherwise():
     assert RunConfig(task="sst2(scale=50)").agreement.plan.family == "rademacher"
     assert RunConfig(task="my_package:my_task", model="gpt2").family == "rademacher"
     assert RunConfig(task="trec", family="sphere").family == "sphere"
+    assert RunConfig(task=TASKS["sst2"]).family == "rademacher"
     assert RunConfig(task="mnist").family == "sphere"
+    assert RunConfig(task="trec").updated(task="mnist").family == "sphere"
+    assert RunConfig().updated(task="trec").family == "rademacher"
+    assert RunConfig(family="sphere").updated(task="trec").family == "sphere"
+    explicit = RunConfig(task="trec", family="sphere")
+    for left_out in ("exclude_unset", "exclude_defaults", "exclude_none"):
+        assert RunConfig(**explicit.model_dump(**{left_out: True})).family == "sphere"
     written = tomllib.loads(RunConfig(task="trec", family="sphere").to_toml())
     assert RunConfig(**written).family == "sphere"

@@ -171,7 +171,8 @@ def _play(recipe: Recipe, folder: Path, options: dict[str, Any], track: list[str
     for name in track:
         get_tracker(name)  # before the first run is played
     played(recipe).chosen(options["only"])  # refuses a label that there is not, with nothing to go on with
-    with keeping(lambda: _kept(folder)), _Display(console, played(recipe), track) as watch:
+    display = _Display(console, played(recipe), track)
+    with keeping(lambda: _kept(folder) if display.begun else ""), display as watch:
         results = play(recipe, folder, watch=watch, **options)
     if len(results.frame):
         show(console, results)
@@ -217,7 +218,7 @@ class _Display:
         self.shown: dict[int, TaskID] = {}
         self.batches: list[Batch] = []
         self.rounds: dict[int, int] = {}  # rounds done of each batch
-        self.ended = 0
+        self.ended, self.begun = 0, False
         self.accuracies: dict[str, list[float]] = {}
 
     def __enter__(self) -> "Watch":
@@ -233,7 +234,7 @@ class _Display:
 
     def begin(self, batches: "list[Batch]", done: int) -> None:
         """Say how much there is to do."""
-        self.batches = batches
+        self.batches, self.begun = batches, True
         runs = sum(map(len, batches))
         if done:
             whole = len(self.recipe.cells()) * self.recipe.seeds

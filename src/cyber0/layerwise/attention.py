@@ -72,7 +72,7 @@ def attention_on_cpu() -> Generator[None]:
     >>> with attention_on_cpu():
     ...     pass
     """
-    if "transformers.modeling_utils" in sys.modules and native_attention.library() is not None:
+    if native_attention.library() is not None:
         _take_over()
     token = _ON_CPU.set(True)
     try:
@@ -83,8 +83,9 @@ def attention_on_cpu() -> Generator[None]:
 
 def _take_over() -> None:
     """Let transformers call `_attend_on_cpu` for torch's attention, unless it calls something of somebody else's."""
-    functions: Any = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
-    if functions["sdpa"] is (own := _forward()):
+    imported: Any = sys.modules.get("transformers.modeling_utils")
+    functions = getattr(imported, "ALL_ATTENTION_FUNCTIONS", None)  # not there yet while a thread imports the module
+    if functions is not None and functions["sdpa"] is (own := _forward()):
         functions.register("sdpa", partial(_attend_on_cpu, own))  # what somebody registers after it is used instead
 
 

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils._device import DeviceContext
 
 from cyber0.directions.native import openmp
 
@@ -58,9 +60,11 @@ def supports(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> 
     (False, False)
     """
     given = (query, key, value)
-    if library() is None or _transformed() or not all(map(_plain, given)):
+    if library() is None or _transformed() or _replaced() or not all(map(_plain, given)):
         return False
     if torch.is_grad_enabled() and any(each.requires_grad for each in given):
+        return False
+    if query.dtype not in (torch.float32, torch.bfloat16):
         return False
     if any(each.dtype != query.dtype or each.ndim != 4 or each.numel() == 0 for each in given):
         return False
@@ -72,14 +76,14 @@ def supports(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> 
     if mask is None:
         return True
     shapes = ((1, batch), (1,), (1, tokens), (tokens,))
-    known = type(mask) is Tensor and mask.device.type == "cpu" and mask.dtype == torch.bool and mask.ndim == 4
+    known = _plain(mask) and mask.dtype == torch.bool and mask.ndim == 4
     return known and all(size in sizes for size, sizes in zip(mask.shape, shapes, strict=True))
 
 
 def _plain(x: Tensor) -> bool:
-    """Return whether a tensor is what lies in its memory, on the CPU, in a type that the kernel reads."""
-    stored = type(x) is Tensor and x.device.type == "cpu" and x.layout == torch.strided and not x.is_neg()
-    return stored and x.dtype in (torch.float32, torch.bfloat16)
+    """Return whether a tensor is what lies in its memory, on the CPU."""
+    usual = type(x) is Tensor and x.device.type == "cpu" and x.layout == torch.strided
+    return usual and not (x.is_nested or x.is_neg() or x._is_zerotensor())
 
 
 def _transformed() -> bool:
@@ -87,6 +91,14 @@ def _transformed() -> bool:
     functorch = vars(torch)["_C"]._functorch
     forward = vars(torch.autograd.forward_ad)["_current_level"] >= 0
     return forward or functorch.peek_interpreter_stack() is not None or torch.is_autocast_enabled("cpu")
+
+
+def _replaced() -> bool:
+    """Return whether somebody has torch's own attention do something else; a default device changes nothing."""
+    if nn.functional.scaled_dot_product_attention is not vars(torch)["_C"]._nn.scaled_dot_product_attention:
+        return True
+    modes: list[Any] = vars(torch.overrides)["_get_current_function_mode_stack"]()
+    return any(type(each) is not DeviceContext for each in modes)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:

@@ -8,6 +8,7 @@ it; a large one is not perturbed, and is compared with itself. In bf16, the walk
 import ctypes
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,8 @@ def _hidden(tensors: Iterable[Tensor]) -> Generator[None]:
 
 def _own(walk: "Walk", inputs: Tensor, labels: Tensor) -> Tensor:
     low = any(parameter.dtype != torch.float32 for parameter in walk.module.parameters())
-    return walk.losses(walk.unperturbed if low else walk.scores, (inputs, labels)).expand(2, -1)
+    own = partial(walk.unperturbed, attention=False) if low else walk.scores
+    return walk.losses(own, (inputs, labels)).expand(2, -1)
 
 
 def _to_be_copied(walk: "Walk") -> int:

@@ -212,15 +212,13 @@ class Walk:
             give_back_memory()  # of the holes that the proof has left, in which the first walk lies scattered
         return pairs[0].double() - pairs[1].double()  # per sample: two losses share most digits
 
-    def unperturbed(self, inputs: Tensor) -> Tensor:
-        """Return the scores of the unperturbed model, in the arithmetic of the walk."""
+    def unperturbed(self, inputs: Tensor, *, attention: bool = True) -> Tensor:
+        """Return the scores of the unperturbed model, in the arithmetic of the walk, by our `attention` or its own."""
         if self.handlers is None:
             return self.model(inputs)
         self.parameters.check_settled()
-        with (
-            torch.no_grad(),
-            self._patched(SignPair(Unperturbed(), self.arithmetic, len(inputs), unperturbed=True), padded=True),
-        ):
+        signs = SignPair(Unperturbed(), self.arithmetic, len(inputs), unperturbed=True)
+        with torch.no_grad(), self._patched(signs, padded=True, attention=attention):
             return self.scores(inputs)
 
     def model(self, inputs: Tensor) -> Tensor:
@@ -390,10 +388,11 @@ class Walk:
         prove(self, parts[0])
 
     @contextmanager
-    def _patched(self, signs: SignPair, *, padded: bool) -> Generator[None]:
+    def _patched(self, signs: SignPair, *, padded: bool, attention: bool = True) -> Generator[None]:
         with ExitStack() as stack:
-            cuda = self.device.type == "cuda"
-            stack.enter_context(fast_attention(self.module, padded=padded) if cuda else attention_on_cpu())
+            if attention:
+                cuda = self.device.type == "cuda"
+                stack.enter_context(fast_attention(self.module, padded=padded) if cuda else attention_on_cpu())
             stack.enter_context(patched(self.handlers or [], signs))
             yield
 

@@ -170,8 +170,6 @@ def _named(config: RunConfig, rule: Any, attack: Any, partition: Any) -> RunConf
         names["attack"] = AttackRun(attack, seed=0, knows="model").name
     if partition is not None:
         names["partition"] = partition if isinstance(partition, str) else name_of(partition, PARTITIONS)
-        if "alpha" not in config.model_fields_set:  # it is the default of another partition
-            names["alpha"] = None
     return config.updated(**names) if names else config
 
 

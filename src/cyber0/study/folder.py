@@ -173,7 +173,7 @@ class StudyFolder:
         labels, config = _read(path)
         job = next((job for job in jobs if job.labels == labels), None)
         if job is None:
-            differs = f"of which this recipe has no cell {', '.join(labels.values())!r}"
+            differs, remedy = f"of which this recipe has no cell {', '.join(labels.values())!r}", "name another folder"
         else:
             ours = {**self._config(job), "seed": config["seed"]}
             changes = [
@@ -181,10 +181,10 @@ class StudyFolder:
             ]
             if not changes:
                 return
-            differs = f"which had {', '.join(changes)}"
+            differs, remedy = f"which had {', '.join(changes)}", "give the recipe what it had, name another folder"
         raise InvalidConfig(
-            f"{self.path} holds another study ({title!r}): {path.name} has ended, {differs}; "
-            "name another folder, or remove this one"
+            f"{self.path} holds another study ({title!r}): {path.name} has ended, {differs}; {remedy}, or "
+            "remove this one"
         )
 
     def _published(self) -> bool:
