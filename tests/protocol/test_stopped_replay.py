@@ -1,9 +1,12 @@
 """A replay that is stopped at any instant goes on when it is started again, to the same bits."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from safetensors.numpy import save_file
@@ -12,6 +15,7 @@ from tests.protocol.ledgers import fill, identity, parameters
 from typer.testing import CliRunner
 
 from cyber0.cli import app
+from cyber0.protocol.export import exported_run
 from cyber0.protocol.ledger import Memory
 from cyber0.protocol.sqlite import File
 from cyber0.replay import Checkpoint, Weights, rebuild
@@ -115,6 +119,9 @@ def flipped(data, at):
         lambda data: data[:20],
         lambda data: data[:0],
         lambda data: b"[1]\n" + data,
+        lambda _: b"[" * 4000,
+        lambda _: b'{"digest":"x","rounds":1e999,"moment":"0x0p0"}\n',
+        lambda _: b'{"digest":"x","rounds":1,"moment":"0x1p999999"}\n',
         lambda data: data.replace(b'"rounds":30', b'"rounds":20'),
         lambda data: data.replace(b'"moment":"0x1', b'"moment":"0x0'),
     ],
@@ -153,6 +160,72 @@ def test_a_replay_goes_on_where_no_checkpoint_can_be_written(stopped, tmp_path):
     assert rebuild(ledger, parameters(), checkpoint=checkpoint) == rebuild(ledger, parameters())
     assert any("cannot be written" in text for text in said)
     assert len(said) < 3
+
+
+def test_what_is_no_file_is_not_waited_for(stopped):
+    """Whoever reads a pipe waits for a writer."""
+    ledger, checkpoint, said = stopped
+    checkpoint.path.unlink()
+    os.mkfifo(checkpoint.path)
+    assert rebuild(ledger, parameters(), checkpoint=checkpoint) == rebuild(ledger, parameters())
+    assert "it is no file: the replay begins anew" in said[0]
+
+
+@pytest.mark.parametrize("verb", ["replay", "verify"])
+def test_what_cannot_be_deleted_is_said(played, tmp_path, monkeypatch, verb):
+    """What was asked for is given all the same."""
+    folder, fingerprint = played
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    out = tmp_path / "model.safetensors"
+    (tmp_path / "model.safetensors.replay").mkdir()
+    asked = [verb, folder / "run.ledger", "--base", folder / "base.safetensors", "--out", out, "--device", "cpu"]
+    done = CliRunner().invoke(app, list(map(str, asked)))
+    assert done.exit_code == 0, done.output
+    assert f"{fingerprint:016x}" in done.output
+    assert "cannot be deleted" in done.output
+    assert Weights.read(out).parameters(parameters().manifest).fingerprint() == fingerprint
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small disk."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", path]).returncode
+    ):
+        pytest.skip("needs the right to mount a file system")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def test_a_model_is_written_in_the_room_of_its_checkpoint(played, disk):
+    folder, fingerprint = played
+    weights, out = parameters(), disk / "model.safetensors"
+    with File(folder / "run.ledger") as ledger:
+        rebuild(ledger, weights, 300)
+        Checkpoint(disk / "model.safetensors.replay").save(exported_run(ledger, 300), 300, 0.0, weights)
+    with (disk / "full").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    asked = ["replay", folder / "run.ledger", "--base", folder / "base.safetensors", "--out", out, "--round", "300"]
+    done = CliRunner().invoke(app, list(map(str, asked)))
+    assert done.exit_code == 0, done.output
+    assert "going on after round 300 of 300" in " ".join(done.output.split())
+    assert Weights.read(out).parameters(weights.manifest).fingerprint() == weights.fingerprint() != fingerprint
+
+
+def test_where_nothing_can_be_written_is_said_before_the_work(played, tmp_path):
+    folder, _ = played
+    (tmp_path / "file").write_text("no folder")
+    for out in (tmp_path / "file" / "model.safetensors", tmp_path):
+        for verb in ("replay", "verify"):
+            asked = [verb, folder / "run.ledger", "--base", folder / "base.safetensors", "--out", out]
+            done = CliRunner().invoke(app, list(map(str, asked)))
+            assert done.exit_code == 1
+            assert f"cannot write {out}: it is " in str(done.exception)
+            assert "ing: " not in done.output  # neither replaying nor verifying
 
 
 def test_a_checkpoint_is_bound_to_its_commits(stopped):

@@ -1,9 +1,12 @@
 """`cyber0 replay`: rebuild a trained model from its base and its commits."""
 
+import errno
+import shutil
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -13,6 +16,7 @@ from cyber0.cli.errors import keeping
 from cyber0.cli.ledger import Run, line
 from cyber0.errors import InvalidConfig, InvalidParameters
 from cyber0.extras import require
+from cyber0.files import make_folder
 from cyber0.parameters import Parameters
 from cyber0.progress import Progress
 from cyber0.protocol.ledger import Ledger
@@ -53,13 +57,14 @@ def replay(
     check_task_options(base, data, model)
     console = Console()
     with open_ledger(run) as ledger:
+        check_writable(out)
         weights, parameters = begun_with(ledger, base, data, model)
         count = ledger.head.rounds if rounds is None else rounds
         begin = time.perf_counter()
         with resumable(console, out.with_name(f"{out.name}.replay")) as checkpoint:
             with Progress(console, "replaying", count) as progress:
                 fingerprint = rebuild(ledger, parameters, rounds, chosen(device), progress.update, checkpoint)
-            weights.write(out)
+            write(weights, out, checkpoint)
         seconds, parent = time.perf_counter() - begin, ledger.identity.parent
     line(console, "rounds", f"{count:,}")
     if parent is not None:
@@ -76,9 +81,35 @@ def resumable(console: Console, path: Path) -> Generator[Checkpoint]:
     def say(text: str) -> None:
         line(console, "note", text)
 
-    with keeping(lambda: f"{path} has what was done: the same command goes on from there" * path.is_file()):
-        yield Checkpoint(path, say)
-    path.unlink(missing_ok=True)
+    checkpoint = Checkpoint(path, say)
+    with keeping(lambda: f"{path} has what was done: the same command goes on from there" * bool(checkpoint.size)):
+        yield checkpoint
+    checkpoint.remove()
+
+
+def write(weights: Weights, out: Path, checkpoint: Checkpoint) -> None:
+    """Write a model that was rebuilt; on a disk that is full otherwise, in the room that its checkpoint takes."""
+    room = shutil.disk_usage(out.parent).free
+    if room < weights.data.nbytes < room + checkpoint.size and out.parent == checkpoint.path.parent:
+        checkpoint.remove()
+    weights.write(out)
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a file that cannot be written, before the work is done.
+
+    >>> check_writable(Path("/dev/null/model.safetensors"))
+    Traceback (most recent call last):
+    cyber0.errors.InvalidParameters: cannot write /dev/null/model.safetensors: it is not a folder
+    """
+    try:
+        make_folder(out.parent)
+        if out.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if out.is_file() or not out.exists():  # no device
+            TemporaryFile(dir=out.parent).close()
+    except OSError as error:
+        raise InvalidParameters(f"cannot write {out}: {error.strerror}") from None
 
 
 def check_task_options(base: str | None, data: Path | None, model: str | None) -> None:

@@ -7,7 +7,16 @@ import typer
 from rich.console import Console
 
 from cyber0.cli.ledger import Run, digest_of, line
-from cyber0.cli.replay import Data, Model, begun_with, check_task_options, chosen, resumable
+from cyber0.cli.replay import (
+    Data,
+    Model,
+    begun_with,
+    check_task_options,
+    check_writable,
+    chosen,
+    resumable,
+    write,
+)
 from cyber0.errors import InvalidConfig, InvalidEvidence
 from cyber0.files import state_directory
 from cyber0.network.key_files import certificate
@@ -63,6 +72,8 @@ def verify(
     check_task_options(base, data, model)
     if out is not None and base is None:
         raise InvalidConfig(f"--out {out} is for the model that --base rebuilds: give --base, too")
+    if out is not None:
+        check_writable(out)
     console = Console()
     if is_evidence(_beginning(run)):
         _judge(console, run, own_rule, authority, digest_of(expect, "--expect"))
@@ -81,7 +92,7 @@ def verify(
             with resumable(console, state_directory() / "verify" / f"{ledger.identity.digest.hex()}.replay") as kept:
                 _check_model(console, report, ledger, parameters, device, kept)
                 if out is not None and not report.findings:
-                    weights.write(out)
+                    write(weights, out, kept)
                     report.notes.append(f"the model is written to {out}")
         _print(console, report, ledger)
     if report.findings or not (report.sound or is_export(run)):  # an exported run has no votes

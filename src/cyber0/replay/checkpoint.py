@@ -5,9 +5,11 @@ weights are, after which commit of its chain, and their SHA-256; so a checkpoint
 damaged weights is not used. It is as trustworthy as who can write it: one that others can write is not used either.
 """
 
+import errno
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +55,16 @@ class Checkpoint:
 
     def __init__(self, path: Path, notice: Callable[[str], None] = lambda _: None, every: float | None = None) -> None:
         self.path, self.notice, self.every = path, notice, EVERY if every is None else every
-        self._pause, self._last = self.every, time.monotonic()
+        self._pause, self._last, self._refused = self.every, time.monotonic(), False
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes on disk; 0 if there is none that a replay could go on from."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return 0
+        return found.st_size if stat.S_ISREG(found.st_mode) and not self._refused else 0
 
     def resume(self, run: ExportedRun, parameters: Parameters) -> tuple[int, float]:
         """Load what is stored of a run into its base weights; return how many rounds they have, and the moment.
@@ -62,7 +73,7 @@ class Checkpoint:
         """
         self._last = time.monotonic()
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_without_waiting) as file:
                 facts = self._facts(file, run)
                 self._check_content(file, facts, parameters)
                 for _, flat in parameters:
@@ -70,9 +81,11 @@ class Checkpoint:
         except FileNotFoundError:
             return 0, 0.0
         except OSError as error:
+            self._refused = True
             self.notice(f"{self.path} cannot be read ({error.strerror}): the replay begins anew")
             return 0, 0.0
         except InvalidParameters as error:
+            self._refused = True
             self.notice(f"{self.path} is not used, since {error}: the replay begins anew")
             return 0, 0.0
         rounds = facts["rounds"]
@@ -97,22 +110,30 @@ class Checkpoint:
         """Store weights after so many rounds of a run, and the second moment of its step rule, on disk."""
         parts = [memoryview(flat).cast("B") for _, flat in parameters]
         facts = {**_of(run, rounds), "moment": moment.hex(), "weights": _sha256(parts)}
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(errno.EEXIST, "it is no file")
         make_folder(self.path.parent)
         write_atomically(self.path, _line({**facts, "digest": _digest(facts)}), *parts, mode=0o600)
+        self._refused = False
 
     def remove(self) -> None:
-        """Delete the file: the replay is done."""
-        self.path.unlink(missing_ok=True)
+        """Delete the file: the replay is done, or needs the room. One that cannot be deleted is named in a notice."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            self.notice(f"{self.path} cannot be deleted ({error.strerror}): it is not needed any longer")
 
     def _facts(self, file: Any, run: ExportedRun) -> dict[str, Any]:
         found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidParameters("it is no file")
         if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
             raise InvalidParameters("others can write it")
         try:
             facts: dict[str, Any] = json.loads(file.readline(LONGEST))
             digest, rounds = facts.pop("digest"), int(facts["rounds"])
             float.fromhex(facts["moment"])
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise InvalidParameters("it is damaged") from None
         if digest != _digest(facts):
             raise InvalidParameters("it is damaged")
@@ -131,6 +152,11 @@ class Checkpoint:
         if file.tell() - begin != size or hashed.hexdigest() != facts["weights"]:
             raise InvalidParameters("its weights are damaged")
         file.seek(begin)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; one that is a pipe at once, and not when somebody writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _of(run: ExportedRun, rounds: int) -> dict[str, Any]:
