@@ -15,6 +15,7 @@ from cyber0.protocol.events import (
     Evaluated,
     HangUp,
     Left,
+    Notice,
     Received,
     RecordIdentity,
     Replay,
@@ -43,6 +44,23 @@ def test_a_majority_with_one_model_founds_the_run_and_the_others_are_refused():
     told, instead = bye.reason.split("; ")
     assert told == "its base model is 0101010101010101: that of this run is 0000000000000000"
     assert instead == "join with the same pretrained weights"
+
+
+def test_where_nobody_agrees_is_said_in_what():
+    machine = founding("ann")
+    assert machine.of(Notice)[-1].text == "1 of 4 are here: 3 must bring the same model and task"
+    for number, name in enumerate(ROSTER):
+        machine.come(
+            name, stream=1, meaning=meaning_bytes({FROZEN: f"{number:064x}", "words": f"{name == 'bob':064x}"})
+        )
+    assert not machine.of(RecordIdentity)
+    said = "4 of 4 are here: 3 must bring the same model and task, but these differ in frozen weights, words: "
+    assert machine.of(Notice)[-1].text == said + "ann | bob | cy | dan"
+    machine.come("dan", stream=2, base=bytes([1] * 32))
+    assert "but these differ in base model, frozen weights, words: ann | bob | cy | dan" in machine.of(Notice)[-1].text
+    machine = founding("ann", "bob")
+    machine.come("cy", "dan", base=bytes([1] * 32))
+    assert machine.of(Notice)[-1].text.endswith("but these differ in base model: ann, bob | cy, dan")
 
 
 @given(st.permutations(ROSTER), st.sampled_from(ROSTER))

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import sys
+import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -50,6 +53,46 @@ def test_a_run_on_actors_is_the_sequential_one_also_after_one_is_killed(alone):
             assert simulation.learner.pids[0] == first
             assert simulation.learner.pids[1] != second
     assert simulation.parameters.fingerprint() == mark
+
+
+def test_an_actor_that_hangs_is_named_and_can_be_killed(alone, monkeypatch):
+    _, mark = alone
+    monkeypatch.setattr(sys.modules["cyber0.simulation.spread"], "PATIENCE", 0.5)
+    simulation, said = Simulation(spread()), []
+
+    def operator(message, *_):
+        said.append(str(message))
+        if f"process {simulation.learner.pids[1]} on " in str(message):
+            os.kill(simulation.learner.pids[1], signal.SIGKILL)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = operator
+        for played in simulation.play():
+            if played.number == 2:
+                os.kill(simulation.learner.pids[1], signal.SIGSTOP)
+    assert any("round 3 has waited" in text and "the actor of clients 3 to 4" in text for text in said)
+    assert simulation.parameters.fingerprint() == mark
+
+
+def test_what_cannot_be_sent_to_actors_is_refused_in_a_sentence():
+    lock = threading.Lock()
+
+    def model():
+        with lock:
+            return nn.Linear(3, 2)
+
+    def loss(outputs, labels):
+        with lock:
+            return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+    x, y = np.ones((40, 3), dtype=np.float32), np.arange(40) % 2
+    options = {"clients": 3, "byzantine": 0, "rounds": 1, "partition": "iid", "device": "cpu", "actors": 1}
+    for given in ({"model": model}, {"model": nn.Linear(3, 2), "loss": loss}):
+        with pytest.raises(
+            InvalidUserCode, match=r"cannot be sent to other processes \(cannot pickle .*lock.*\): give"
+        ):
+            cyber0.simulate(train=(x, y), test=(x, y), engine="ray", **given, **options)
 
 
 def test_a_resumed_run_tells_its_actors_what_came_before_and_shares_at_once_are_batches_to_rounding(alone):

@@ -40,6 +40,7 @@ REVOKING = "it is revoked as soon as that is written"  # it may come again if th
 TAKEN = "another stream of this client took its place"
 ALIKE = ("manifest", "base", "meaning", "run", "head", "layout")
 SHORT = 2**16  # bytes: what a liar makes longer is not remembered
+SHOWN = 5  # clients, and groups of them, in a notice
 REPLACED = "its key was replaced by another: join with the new one"
 
 
@@ -276,7 +277,24 @@ def _most_common(state: State) -> tuple[tuple[bytes, bytes, bytes], int]:
 
 
 def _needed(state: State) -> str:
-    return f"{state.settings.founders} must bring the same model and task"
+    """Return what a run needs to be founded; where enough are here, in what they differ, and who from whom."""
+    text = f"{state.settings.founders} must bring the same model and task"
+    if len(state.present) < state.settings.founders:
+        return text
+    groups: dict[tuple[bytes, bytes, bytes], list[str]] = {}
+    for client, event in sorted(state.present.items()):
+        groups.setdefault(_brings(event.hello), []).append(client)
+    (ours, _), *others = alike = sorted(groups.items(), key=lambda group: -len(group[1]))
+    differing = {part for theirs, _ in others for part in _differing(theirs, ours)}
+    shown = [", ".join(names[:SHOWN]) + " ..." * (len(names) > SHOWN) for _, names in alike[:SHOWN]]
+    who = " | ".join(shown) + " | ..." * (len(alike) > SHOWN)
+    return f"{text}, but these differ in {', '.join(sorted(differing)[:SHOWN])}: {who}"
+
+
+def _differing(theirs: tuple[bytes, bytes, bytes], ours: tuple[bytes, bytes, bytes]) -> list[str]:
+    """Return in which parts what a client brings differs from what another one does."""
+    parts = [part for part, one, other in zip(("layout", "base model"), theirs, ours, strict=False) if one != other]
+    return parts + unlike(*(meaning_from(meaning) for _, _, meaning in (theirs, ours)))
 
 
 def found(state: State) -> Transition:

@@ -6,7 +6,9 @@ votes of its clients. One that dies is replaced by another, which replays all ro
 
 import gc
 import os
+import socket
 import time
+import warnings
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from cyber0.config import RunConfig
-from cyber0.errors import Cyber0Error, InvalidConfig
+from cyber0.errors import Cyber0Error, InvalidConfig, InvalidUserCode
 from cyber0.extras import require
 from cyber0.simulation.learners import World
 from cyber0.simulation.population import Indices
@@ -27,6 +29,8 @@ __all__ = ["Spread"]
 ENGINES = {"ray": "sequential", "ray-batched": "batched"}  # of the whole, and of each actor
 WAIT = 10.0  # seconds for room on a cluster
 DEATHS = 3  # of the actors of one share, in one round
+PATIENCE = 60.0  # seconds, or
+USUAL = 5  # times what the slowest answer took, until it is said that one is waited for
 
 
 @dataclass(eq=False)
@@ -34,6 +38,7 @@ class _Actor:
     """An actor that plays a share of the clients, and how many rounds it was told of."""
 
     handle: Any
+    process: Any  # its number and its machine, which it has been asked for
     told: int = 0
     deaths: dict[int, int] = field(default_factory=dict[int, int])  # in each round
 
@@ -54,6 +59,7 @@ class Spread:
         ray = require("ray", extra="ray")
         self.rows, self.width, self._ray, self._world = world.plan.rows, world.plan.directions, ray, world
         self._aggregates: dict[int, NDArray[np.float32]] = {}
+        self._slowest = 0.0
         started = not ray.is_initialized()
         if started:
             ray.init(include_dashboard=False, log_to_driver=False, **_resources(config))
@@ -65,8 +71,8 @@ class Spread:
         _check_room(ray, share, count)
         self._remote = ray.remote(**share)(_Share)
         inner = config.updated(engine=ENGINES[config.engine], actors=None, device="cuda" if on_gpus else "cpu")
-        self._build = inner.model_dump(), ray.put(given)
-        self._actors = [_Actor(self._start()) for _ in range(count)]
+        self._build = inner.model_dump(), _sent(ray, given)
+        self._actors = [_Actor(*self._start()) for _ in range(count)]
         self.close = weakref.finalize(self, _end, ray, self._actors, started)  # also where nobody does
 
     def votes(self, t: int, present: Indices) -> torch.Tensor:
@@ -92,10 +98,11 @@ class Spread:
     @property
     def pids(self) -> list[int]:
         """The processes of the actors."""
-        return self._ray.get([actor.handle.pid.remote() for actor in self._actors])
+        return [pid for pid, _ in self._ray.get([actor.process for actor in self._actors])]
 
-    def _start(self) -> Any:
-        return self._remote.remote(*self._build)
+    def _start(self) -> tuple[Any, Any]:
+        handle = self._remote.remote(*self._build)
+        return handle, handle.process.remote()
 
     def _ask(self, actor: _Actor, t: int, share: Indices) -> Any:
         if len(share) == 0:
@@ -111,7 +118,7 @@ class Spread:
         """Return the votes of a share; where its actor has died, those that another one gives."""
         while asked is not None:
             try:
-                return self._ray.get(asked)
+                return self._awaited(actor, t, share, asked)
             except self._ray.exceptions.RayTaskError as error:
                 cause = error.cause
                 raise cause if isinstance(cause, Cyber0Error) else error from None
@@ -122,9 +129,36 @@ class Spread:
                         f"engine = 'ray': the actor of clients {share[0]} to {share[-1]} died {DEATHS} times in round "
                         f"{t}, perhaps because memory ran out: try fewer actors ({error})"
                     ) from error
-                actor.handle, actor.told = self._start(), 0
+                (actor.handle, actor.process), actor.told = self._start(), 0
                 asked = self._ask(actor, t, share)
         return None
+
+    def _awaited(self, actor: _Actor, t: int, share: Indices, asked: Any) -> NDArray[np.float32]:
+        """Return what an actor answers; one that hangs looks like one that computes, so a person is asked to tell."""
+        begin, usual = time.monotonic(), max(PATIENCE, USUAL * self._slowest)
+        patience = usual
+        while True:
+            try:
+                answer = self._ray.get(asked, timeout=patience)
+            except self._ray.exceptions.GetTimeoutError:
+                seconds, clients = time.monotonic() - begin, f"{share[0]} to {share[-1]}"
+                warnings.warn(
+                    f"round {t} has waited {seconds:.0f} seconds for the actor of clients {clients}, "
+                    f"{self._process(actor)}: if it hangs, kill it, and another takes its place",
+                    stacklevel=2,
+                )
+                patience *= 2
+            else:
+                if patience == usual:
+                    self._slowest = max(self._slowest, time.monotonic() - begin)
+                return answer
+
+    def _process(self, actor: _Actor) -> str:
+        try:
+            pid, machine = self._ray.get(actor.process, timeout=0)
+        except self._ray.exceptions.GetTimeoutError:
+            return "which has not begun"
+        return f"process {pid} on {machine}"
 
 
 class _Share:
@@ -143,8 +177,22 @@ class _Share:
         self.simulation.replay(aggregates)
         return np.asarray(torch.as_tensor(self.simulation.votes(t, share)).cpu(), dtype=np.float32)
 
-    def pid(self) -> int:
-        return os.getpid()
+    def process(self) -> tuple[int, str]:
+        return os.getpid(), socket.gethostname()
+
+
+def _sent(ray: Any, given: dict[str, Any]) -> Any:
+    """Store what was given in Python where all actors find it."""
+    try:
+        return ray.put(given)
+    except Exception as error:
+        while error.__cause__ is not None:  # what Ray says of it fills a page
+            error = error.__cause__
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InvalidUserCode(
+            f"engine = 'ray': what was given cannot be sent to other processes ({why}): give models, functions "
+            "and data without locks, open files and the like, or use engine = 'batched'"
+        ) from error
 
 
 def _resources(config: RunConfig) -> dict[str, Any]:
