@@ -325,9 +325,26 @@ def test_tasks_ask_for_a_model_or_refuse_one(folder):
         make("mnist", source="embedded", model="roberta-large")
     with pytest.raises(UnknownName, match="unknown option 'shot' of text-classification"):
         task_of(folder, "bert", shot=3)
-    for rank in (0, 2.5):
+    for rank in (0, 2.5, True):
         with pytest.raises(InvalidModel, match=rf"lora\(rank={rank}\): the rank of an adapter is a whole number, at"):
             task_of(folder, "bert", adapter=f"lora(rank={rank})").build(0)
+    where = str(folder / "bert")
+    for alpha in ("0", "-1", "True", "'x'", "1e400"):
+        with pytest.raises(InvalidModel, match=r"lora\(alpha=.*\): alpha is a number above 0"):
+            make(
+                f"text-classification(prompt='prompt.toml', adapter=\"lora(alpha={alpha})\")", folder, "auto", where
+            ).build(0)
+    for bits in ("", ", bits=4"):
+        with pytest.raises(InvalidModel, match="lm_head, the output embeddings, can have no adapter"):
+            task_of(folder, "llama", adapter=f"lora(targets='lm_head'{bits})").build(0)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"weight_map": {}}', "{", '{"weight_map": 7}'])
+def test_an_index_that_names_no_files_is_named(tmp_path, text):
+    source = tiny.model(tmp_path / "llama", "llama")
+    (source / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(InvalidModel, match=r"model.safetensors.index.json is damaged: it names no files of weights"):
+        checkpoint.get_checkpoint(str(source))
 
 
 def test_an_adapter_may_name_one_layer(folder):

@@ -40,6 +40,7 @@ def test_an_adapter_is_seen_in_the_parameters(folder):
     told = described(folder, "llama", ", adapter='lora(rank=2)', shots=7")
     assert told["model"] == "LlamaForCausalLM, 10,864 parameters, 256 of them to be trained"
     assert told["samples"].startswith("7 + 7 to train on, 12 to test on")
+    assert described(folder, "llama", ", adapter='lora(rank=2, bits=4)', shots=7")["model"] == told["model"]
 
 
 def test_an_accuracy_that_is_known_is_not_measured_again(folder):

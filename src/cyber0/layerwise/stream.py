@@ -52,8 +52,9 @@ def stream_linears(module: nn.Module, device: torch.device, most: int, free: int
     if sum(sizes) + fixed <= most:
         room = sum(sizes)
     if room < 0:
+        least = most - room
         raise InvalidConfig(
-            f"stream = {most / 2**20:,.2f} MiB: this model needs at least {(most - room) / 2**20:,.2f} MiB of the "
+            f"stream = {most:,} bytes: this model needs at least {least:,} bytes ({least / 2**20:,.2f} MiB) of the "
             "device, for two layers and for the frozen weights that are in no linear layer"
         )
     stream = Stream([tuple(layer.stored().values()) for layer in layers], device, room, free, buffers)

@@ -43,14 +43,19 @@ def lora(
     256
     """
     peft = require("peft", extra="text")
-    if not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if type(rank) is not int or rank < 1:
         raise InvalidModel(f"lora(rank={rank!r}): the rank of an adapter is a whole number, at least 1")
+    if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
+        raise InvalidModel(f"lora(alpha={alpha!r}): alpha is a number above 0, by which an adapter is scaled")
     largest = max((min(each.shape) for each in model.parameters() if each.dim() == 2), default=1)
     if rank > largest:
         raise InvalidModel(f"lora(rank={rank:,}): the largest matrix of this model has rank {largest:,}, use less")
     if bits is not None and not is_packed(model):
         pack_linears(model, bits)
     layers = [targets] if isinstance(targets, str) else targets  # peft takes a bare string for a pattern
+    outputs = next((name for name, each in model.named_modules() if each is model.get_output_embeddings()), "")
+    if any(f".{outputs}".endswith(f".{name}") for name in layers or ()):
+        raise InvalidModel(f"lora(targets={targets!r}): {outputs}, the output embeddings, can have no adapter")
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=None if layers is None else list(layers))
     random: Any = torch.random
     try:

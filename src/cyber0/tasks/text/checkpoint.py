@@ -105,7 +105,8 @@ class Checkpoint:
             for path in self._files():
                 with safetensors.safe_open(path, "pt") as file:
                     found |= {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
-        return TYPES.get("".join(found & TYPES.keys()), torch.float32)
+        numbers = {kind for kind in found if kind.startswith(("F", "BF"))}
+        return TYPES.get("".join(numbers), torch.float32)
 
     def _files(self) -> list[Path]:
         if Path(self.name).is_dir():
@@ -214,6 +215,12 @@ def _check_config(config: Any, name: str) -> None:
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").exists():
         raise InvalidModel(f"{folder} holds no model: there is no config.json in it")
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.exists() and not dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"]):
+            raise KeyError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidModel(f"{index} is damaged: it names no files of weights; fetch the model again") from None
     if any(folder.glob("*.safetensors")):
         return
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".h5"))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from cyber0.config import RunConfig
+from cyber0.layerwise.frozen import FrozenLinear
 from cyber0.tasks import memory
 from cyber0.tasks.evaluation import evaluate
 from cyber0.tasks.task import Task
@@ -81,7 +82,8 @@ def _zero_shot(task: Task, model: Any, device: torch.device | str, accuracy: flo
 
 def _parameters(model: nn.Module) -> str:
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    total, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+    frozen = sum(each.in_features * each.out_features for each in model.modules() if isinstance(each, FrozenLinear))
+    total, trained = sum(size for size, _ in sizes) + frozen, sum(size for size, trains in sizes if trains)
     return f"{total:,} parameters, {'all' if trained == total else f'{trained:,} of them'} to be trained"
 
 
