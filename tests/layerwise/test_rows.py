@@ -9,7 +9,7 @@ from torch import nn
 from cyber0.directions import DirectionKey
 from cyber0.layerwise import source
 from cyber0.layerwise.source import Layout, TorchSource, perturbation_of
-from cyber0.parameters import Parameters
+from cyber0.parameters import Parameters, to_bf16
 
 ROWS, WIDTH = 200, 5
 
@@ -19,21 +19,29 @@ ROWS, WIDTH = 200, 5
     gap=st.sampled_from([0, WIDTH, 7 * WIDTH, 2**15]),
     longest=st.sampled_from([0, 20 * WIDTH, 2**20]),
     drifted=st.booleans(),
+    family=st.sampled_from(["gaussian", "sphere", "rademacher"]),
+    low=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    apart=st.booleans(),
 )
-def test_rows_are_those_of_the_matrix(ids, gap, longest, drifted):
-    torch.manual_seed(0)
+def test_rows_are_those_of_the_matrix(ids, gap, longest, drifted, family, low, dtype, apart):
+    """In every type, whether they follow each other in memory or lie apart."""
     table = nn.Embedding(ROWS, WIDTH)
+    with torch.no_grad():
+        table.weight.copy_(torch.arange(ROWS * WIDTH).view(ROWS, WIDTH).sin())
+    table = to_bf16(table) if low else table
     parameters, (key, other) = Parameters.of(table), [DirectionKey(seed=1, round=t) for t in range(2)]
     made = TorchSource(Layout(parameters))
-    made.set_perturbation(perturbation_of(parameters, key, 1e-2, drift=([other], [0.5]) if drifted else None))
+    drift = ([other], [0.5]) if drifted else None
+    made.set_perturbation(perturbation_of(parameters, key, 1e-2, family, drift=drift))
     whole = [sign.clone() for sign in made.matrix(table.weight, torch.float32)]
-    plus, minus = torch.empty(2, len(ids), WIDTH)
+    plus, minus = torch.empty(2, len(ids), 2 * WIDTH if apart else WIDTH, dtype=dtype)[..., :WIDTH]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "GAP", gap)
         patch.setattr(source, "LONGEST", longest)
         made.rows(table.weight, torch.tensor(ids), plus, minus)
-    assert torch.equal(plus, whole[0][ids])
-    assert torch.equal(minus, whole[1][ids])
+    assert torch.equal(plus, whole[0][ids].to(dtype))
+    assert torch.equal(minus, whole[1][ids].to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16])

@@ -342,12 +342,13 @@ EXPORT void cyber0_move(const void *weights, int weights16, void *plus, void *mi
 
 /* The same of some rows of a matrix that begins at coordinate `start`: row rows[i] goes to row i of plus and minus. */
 EXPORT void cyber0_move_rows(const void *weights, int weights16, const int64_t *rows, int64_t count, int64_t width,
-                             float *plus, float *minus, uint64_t start, const direction *d)
+                             void *plus, void *minus, int out16, uint64_t start, const direction *d)
 {
     EXACTLY(
         for (int64_t i = 0; i < count; i++) {
             const char *row = (const char *)weights + rows[i] * width * (weights16 ? 2 : 4);
-            move(row, weights16, plus + i * width, minus + i * width, 0, width, start + rows[i] * width, d, 0);
+            int64_t to = i * width * (out16 ? 2 : 4);
+            move(row, weights16, (char *)plus + to, (char *)minus + to, out16, width, start + rows[i] * width, d, 0);
         }
     );
 }

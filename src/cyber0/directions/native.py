@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "fill": ([_VOID, _I64, _U64, _VOID], None),
     "squared_length": ([_I64, _U64, _VOID], _I64),
     "move": ([_VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID], None),
-    "move_rows": ([_VOID, _INT, _VOID, _I64, _I64, _VOID, _VOID, _U64, _VOID], None),
+    "move_rows": ([_VOID, _INT, _VOID, _I64, _I64, _VOID, _VOID, _INT, _U64, _VOID], None),
     "descend": ([_VOID, _INT, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
     "share": ([_VOID, _INT, _I64, _VOID, _VOID, _INT, _VOID, _VOID, _INT, _I64, _U64, _VOID, _I64], None),
     "fold": ([_VOID, _INT, _I64, _U64, _VOID, _I64, _I64], None),
@@ -207,13 +207,13 @@ class Cpu:
     def move_rows(
         self, weights: Buffer, rows: NDArray[np.int64], packed: Packed, start: int, plus: Buffer, minus: Buffer
     ) -> None:
-        """Do what `move` does for some rows of a matrix alone; plus and minus are float32, [rows, width]."""
+        """Do what `move` does for some rows of a matrix alone; plus and minus are [rows, width]."""
         width = plus.shape[1]
         self._share(
             len(rows),
             lambda first, count: library().cyber0_move_rows(
                 *(_at(weights, 0), _is16(weights), _at(rows, first), count, width),
-                *(_at(plus, first * width), _at(minus, first * width), start, packed.ctypes.data),
+                *(_at(plus, first * width), _at(minus, first * width), _is16(plus), start, packed.ctypes.data),
             ),
             cost=width,
             whole=1,

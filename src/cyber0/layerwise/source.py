@@ -258,10 +258,14 @@ class TorchSource:
         width = entry.shape[-1]
         wanted: Any = ids
         tokens, inverse = wanted.unique(return_inverse=True)
-        up, down = (torch.empty(len(tokens), width, device=flat.device) for _ in range(2))
+        kind = plus.dtype if plus.dtype in WRITTEN else torch.float32
+        up, down = (torch.empty(len(tokens), width, dtype=kind, device=flat.device) for _ in range(2))
         self._pairs_of_rows(flat, entry.start, tokens, up, down)
-        plus.copy_(up.to(plus.dtype)[inverse])
-        minus.copy_(down.to(minus.dtype)[inverse])
+        for rows, out in ((up, plus), (down, minus)):
+            if out.dtype == kind and out.is_contiguous():  # straight to where they belong
+                torch.index_select(rows, 0, inverse.reshape(-1), out=out.view(-1, width))
+            else:
+                out.copy_(rows.to(out.dtype)[inverse])
 
     def _pairs_of_rows(self, flat: Tensor, start: int, rows: Tensor, up: Tensor, down: Tensor) -> None:
         """Write both signs of some rows of a matrix, ascending: by picking them, or with those between them."""
