@@ -175,7 +175,8 @@ class Agreement(Options):
         default=64, description="Samples per local step; 0: all that a client holds."
     )
     family: Family = Field(
-        default=cast("Any", None),
+        default=cast("Any", None),  # it follows from the others
+        json_schema_extra=lambda schema: cast("None", schema.pop("default", None)),
         description="The distribution of directions; if not given, rademacher for a language model, sphere for others.",
     )
     participation: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(

@@ -44,6 +44,21 @@ def test_rows_are_those_of_the_matrix(ids, gap, longest, drifted, family, low, d
     assert torch.equal(minus, whole[1][ids].to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_are_looked_up_by_numbers_of_any_type_and_never_beyond_the_matrix(dtype):
+    table = nn.Embedding(ROWS, WIDTH)
+    parameters = Parameters.of(table)
+    made = TorchSource(Layout(parameters))
+    made.set_perturbation(perturbation_of(parameters, DirectionKey(1, 0), 1e-2))
+    whole = [sign.clone() for sign in made.matrix(table.weight, torch.float32)]
+    ids, (plus, minus) = torch.tensor([[3, ROWS - 1], [0, 3]], dtype=dtype), torch.empty(2, 2, 2, WIDTH)
+    made.rows(table.weight, ids, plus, minus)
+    assert torch.equal(torch.stack([plus, minus]), torch.stack([sign[ids.long()] for sign in whole]))
+    for row in (-1, ROWS):
+        with pytest.raises(IndexError, match=f"weight has {ROWS} rows, and row {row} is looked up"):
+            made.rows(table.weight, torch.tensor([[3, row], [0, 3]], dtype=dtype), plus, minus)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16])
 def test_other_types_than_a_backend_writes_are_converted(dtype):
     """A model whose own code computes in float16 has its biases perturbed in float32, and then rounded."""

@@ -48,19 +48,33 @@ def test_a_majority_with_one_model_founds_the_run_and_the_others_are_refused():
 
 def test_where_nobody_agrees_is_said_in_what():
     machine = founding("ann")
-    assert machine.of(Notice)[-1].text == "1 of 4 are here: 3 must bring the same model and task"
+    needed = "3 must bring the same model and task"
+    assert [each.text for each in machine.of(Notice)] == [f"1 of 4 are here: {needed}"]
     for number, name in enumerate(ROSTER):
-        machine.come(
-            name, stream=1, meaning=meaning_bytes({FROZEN: f"{number:064x}", "words": f"{name == 'bob':064x}"})
-        )
+        labels = {"words": f"{name == 'bob':064x}"}
+        machine.come(name, stream=1, meaning=meaning_bytes({FROZEN: f"{number:064x}", **labels}))
     assert not machine.of(RecordIdentity)
-    said = "4 of 4 are here: 3 must bring the same model and task, but these differ in frozen weights, words: "
-    assert machine.of(Notice)[-1].text == said + "ann | bob | cy | dan"
+    assert machine.of(Notice)[-2] == Notice(f"4 of 4 are here: {needed}")
+    assert machine.of(Notice)[-1] == Notice(
+        "they differ in frozen weights, what labels mean: ann | bob | cy | dan", "dan"
+    )
     machine.come("dan", stream=2, base=bytes([1] * 32))
-    assert "but these differ in base model, frozen weights, words: ann | bob | cy | dan" in machine.of(Notice)[-1].text
+    assert machine.of(Notice)[-1].text.startswith("they differ in base model, frozen weights, what labels mean: ")
     machine = founding("ann", "bob")
     machine.come("cy", "dan", base=bytes([1] * 32))
-    assert machine.of(Notice)[-1].text.endswith("but these differ in base model: ann, bob | cy, dan")
+    assert machine.of(Notice)[-1].text == "they differ in base model: ann, bob | cy, dan"
+    machine.come("cy", "dan", stream=1, meaning=b"{ }")
+    assert machine.of(Notice)[-1].text == "they differ in what labels mean: ann, bob | cy, dan"
+
+
+def test_what_a_client_calls_its_parts_is_in_no_notice():
+    """Another word each time would be another notice, of which a federator shows only so many."""
+    machine = founding("ann", "bob")
+    said = set()
+    for word in ("a", "b", "\x1b[31m", ", ann | bob agree"):
+        machine.come("dan", stream=ord(word[-1]), meaning=meaning_bytes({word: "00" * 32}))
+        said.add(machine.of(Notice)[-1])
+    assert said == {Notice("they differ in what labels mean: ann, bob | dan", "dan")}
 
 
 @given(st.permutations(ROSTER), st.sampled_from(ROSTER))

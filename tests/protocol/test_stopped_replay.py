@@ -172,17 +172,17 @@ def test_what_is_no_file_is_not_waited_for(stopped):
 
 
 @pytest.mark.parametrize("verb", ["replay", "verify"])
-def test_what_cannot_be_deleted_is_said(played, tmp_path, monkeypatch, verb):
-    """What was asked for is given all the same."""
+def test_a_checkpoint_that_cannot_be_deleted_costs_no_result(played, tmp_path, monkeypatch, verb):
+    """A folder is in its place, or a file in that of the folder where it would be."""
     folder, fingerprint = played
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    out = tmp_path / "model.safetensors"
-    (tmp_path / "model.safetensors.replay").mkdir()
+    out = tmp_path / "new" / "model.safetensors"
+    (tmp_path / "new" / "model.safetensors.replay").mkdir(parents=True)
     asked = [verb, folder / "run.ledger", "--base", folder / "base.safetensors", "--out", out, "--device", "cpu"]
     done = CliRunner().invoke(app, list(map(str, asked)))
     assert done.exit_code == 0, done.output
     assert f"{fingerprint:016x}" in done.output
-    assert "cannot be deleted" in done.output
+    assert ("cannot be deleted" in done.output) == (verb == "replay")
     assert Weights.read(out).parameters(parameters().manifest).fingerprint() == fingerprint
 
 
@@ -200,20 +200,26 @@ def disk(tmp_path):
     subprocess.run(["umount", path], check=True)
 
 
-def test_a_model_is_written_in_the_room_of_its_checkpoint(played, disk):
-    folder, fingerprint = played
-    weights, out = parameters(), disk / "model.safetensors"
+@pytest.mark.parametrize(("verb", "stored"), [("replay", 300), ("replay", 400), ("verify", 400)])
+def test_a_model_is_written_in_the_room_of_its_checkpoint(played, disk, monkeypatch, verb, stored):
+    """Of one that is of more rounds than are asked for, too."""
+    folder, _ = played
+    monkeypatch.setenv("XDG_STATE_HOME", str(disk))
+    weights, more, out = parameters(), parameters(), disk / "model.safetensors"
     with File(folder / "run.ledger") as ledger:
-        rebuild(ledger, weights, 300)
-        Checkpoint(disk / "model.safetensors.replay").save(exported_run(ledger, 300), 300, 0.0, weights)
+        rebuild(ledger, weights, 300 if verb == "replay" else None)
+        rebuild(ledger, more, stored)
+        name = {"replay": "model.safetensors", "verify": f"cyber0/verify/{ledger.identity.digest.hex()}"}[verb]
+        Checkpoint(disk / f"{name}.replay").save(exported_run(ledger, stored), stored, 0.0, more)
     with (disk / "full").open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
-    asked = ["replay", folder / "run.ledger", "--base", folder / "base.safetensors", "--out", out, "--round", "300"]
-    done = CliRunner().invoke(app, list(map(str, asked)))
-    assert done.exit_code == 0, done.output
-    assert "going on after round 300 of 300" in " ".join(done.output.split())
-    assert Weights.read(out).parameters(weights.manifest).fingerprint() == weights.fingerprint() != fingerprint
+    asked = [verb, folder / "run.ledger", "--base", folder / "base.safetensors", "--out", out, "--device", "cpu"]
+    done = CliRunner().invoke(app, list(map(str, [*asked, *(["--round", "300"] if verb == "replay" else [])])))
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert ("going on after round" in " ".join(done.output.split())) == (verb == "verify" or stored == 300)
+    assert Weights.read(out).parameters(weights.manifest).fingerprint() == weights.fingerprint()
+    assert not list(disk.rglob("*.replay"))
 
 
 def test_where_nothing_can_be_written_is_said_before_the_work(played, tmp_path):
@@ -224,7 +230,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(played, tmp_path):
             asked = [verb, folder / "run.ledger", "--base", folder / "base.safetensors", "--out", out]
             done = CliRunner().invoke(app, list(map(str, asked)))
             assert done.exit_code == 1
-            assert f"cannot write {out}: it is " in str(done.exception)
+            assert f"cannot write {out}: " in str(done.exception)
             assert "ing: " not in done.output  # neither replaying nor verifying
 
 

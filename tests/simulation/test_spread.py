@@ -58,19 +58,20 @@ def test_a_run_on_actors_is_the_sequential_one_also_after_one_is_killed(alone):
 def test_an_actor_that_hangs_is_named_and_can_be_killed(alone, monkeypatch):
     _, mark = alone
     monkeypatch.setattr(sys.modules["cyber0.simulation.spread"], "PATIENCE", 0.5)
-    simulation, said = Simulation(spread()), []
+    simulation, said, stopped = Simulation(spread()), [], []
 
     def operator(message, *_):
         said.append(str(message))
-        if f"process {simulation.learner.pids[1]} on " in str(message):
-            os.kill(simulation.learner.pids[1], signal.SIGKILL)
+        if stopped and f"process {stopped[0]} on " in str(message):
+            os.kill(stopped.pop(), signal.SIGKILL)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = operator
         for played in simulation.play():
             if played.number == 2:
-                os.kill(simulation.learner.pids[1], signal.SIGSTOP)
+                stopped.append(simulation.learner.pids[1])
+                os.kill(stopped[0], signal.SIGSTOP)
     assert any("round 3 has waited" in text and "the actor of clients 3 to 4" in text for text in said)
     assert simulation.parameters.fingerprint() == mark
 

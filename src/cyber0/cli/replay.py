@@ -82,15 +82,19 @@ def resumable(console: Console, path: Path) -> Generator[Checkpoint]:
         line(console, "note", text)
 
     checkpoint = Checkpoint(path, say)
-    with keeping(lambda: f"{path} has what was done: the same command goes on from there" * bool(checkpoint.size)):
+    with keeping(lambda: f"{path} has what was done: the same command goes on from there" * checkpoint.usable):
         yield checkpoint
     checkpoint.remove()
 
 
 def write(weights: Weights, out: Path, checkpoint: Checkpoint) -> None:
     """Write a model that was rebuilt; on a disk that is full otherwise, in the room that its checkpoint takes."""
-    room = shutil.disk_usage(out.parent).free
-    if room < weights.data.nbytes < room + checkpoint.size and out.parent == checkpoint.path.parent:
+    try:
+        make_folder(out.parent)
+        free, room = shutil.disk_usage(out.parent).free, checkpoint.room(out.parent)
+    except OSError as error:
+        raise InvalidParameters(f"cannot write {out}: {error.strerror}") from None
+    if free < weights.size <= free + room:
         checkpoint.remove()
     weights.write(out)
 
@@ -100,14 +104,18 @@ def check_writable(out: Path) -> None:
 
     >>> check_writable(Path("/dev/null/model.safetensors"))
     Traceback (most recent call last):
-    cyber0.errors.InvalidParameters: cannot write /dev/null/model.safetensors: it is not a folder
+    cyber0.errors.InvalidParameters: cannot write /dev/null/model.safetensors: /dev/null is not a folder
     """
+    folder = out.parent
     try:
-        make_folder(out.parent)
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
         if out.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is not a folder")
         if out.is_file() or not out.exists():  # no device
-            TemporaryFile(dir=out.parent).close()
+            TemporaryFile(dir=folder).close()
     except OSError as error:
         raise InvalidParameters(f"cannot write {out}: {error.strerror}") from None
 

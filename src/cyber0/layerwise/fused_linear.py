@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 """A linear layer and its activation as one kernel of a CUDA device, in bf16.
 
 As two kernels, the second reads and writes everything that the first has just written. Products agree with those of

@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 """CUDA kernels of a walk: both signs of some rows of a matrix, norms of both halves of a batch, packed weights.
 
 The first direction of the table is the one to perturb along, the others are the drift. The table is read from device

@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 """Attention over short prompts on a CUDA device: one program for each sample and head, everything in registers.
 
 Kernels made for long sequences work in tiles of 64 and 128 tokens, most of which prompts leave empty.

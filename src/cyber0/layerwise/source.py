@@ -257,7 +257,10 @@ class TorchSource:
         entry, flat = self.layout.place(parameter)
         width = entry.shape[-1]
         wanted: Any = ids
-        tokens, inverse = wanted.unique(return_inverse=True)
+        tokens, inverse = wanted.long().unique(return_inverse=True)
+        if len(tokens) and not 0 <= int(tokens[0]) <= int(tokens[-1]) < entry.shape[0]:
+            worst = int(tokens[0] if tokens[0] < 0 else tokens[-1])
+            raise IndexError(f"{entry.name} has {entry.shape[0]} rows, and row {worst} is looked up")
         kind = plus.dtype if plus.dtype in WRITTEN else torch.float32
         up, down = (torch.empty(len(tokens), width, dtype=kind, device=flat.device) for _ in range(2))
         self._pairs_of_rows(flat, entry.start, tokens, up, down)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from heapq import nlargest, nsmallest
 
 from immutables import Map
 
@@ -67,7 +68,7 @@ def arrive(state: State, event: Arrived) -> Transition:
         return _hold(state, event, effects)
     holders = state.holders.set(event.hello.key, client) if state.identity is None else state.holders
     state = state.but(present=state.present.set(client, event), holders=holders)
-    state, more = _gather(state) if state.identity is None else _welcome(state, state.identity, event)
+    state, more = _gather(state, client) if state.identity is None else _welcome(state, state.identity, event)
     return state, effects + more
 
 
@@ -248,7 +249,7 @@ def refused(stream: ClientStream, reason: str, *, final: bool = True) -> list[Ef
     return [Send(stream, bye), HangUp(stream, reason), notice]
 
 
-def _gather(state: State) -> Transition:
+def _gather(state: State, client: str) -> Transition:
     """Found the run once the whole roster is here. With enough of it, wait for the others until a deadline.
 
     The identity pins the keys of those who are here; that of who comes later is written to the chain when it comes.
@@ -256,7 +257,10 @@ def _gather(state: State) -> Transition:
     names, present = state.settings.roster, len(state.present)
     founders = state.settings.founders
     if present < founders or _most_common(state)[1] < founders:
-        return state, [Notice(f"{present} of {len(names)} are here: {_needed(state)}")]
+        said: list[Effect] = [Notice(f"{present} of {len(names)} are here: {_needed(state)}")]
+        if present >= founders:  # said of the client that came, who may come with something else each time
+            said.append(Notice(_disagreement(state), client))
+        return state, said
     if present == len(names):
         return found(state)
     if state.extension is not None:
@@ -277,24 +281,31 @@ def _most_common(state: State) -> tuple[tuple[bytes, bytes, bytes], int]:
 
 
 def _needed(state: State) -> str:
-    """Return what a run needs to be founded; where enough are here, in what they differ, and who from whom."""
-    text = f"{state.settings.founders} must bring the same model and task"
-    if len(state.present) < state.settings.founders:
-        return text
+    return f"{state.settings.founders} must bring the same model and task"
+
+
+def _disagreement(state: State) -> str:
+    """Return in what those who are here differ, and who from whom; not in words of theirs, nor all of them."""
     groups: dict[tuple[bytes, bytes, bytes], list[str]] = {}
-    for client, event in sorted(state.present.items()):
+    for client, event in state.present.items():
         groups.setdefault(_brings(event.hello), []).append(client)
-    (ours, _), *others = alike = sorted(groups.items(), key=lambda group: -len(group[1]))
-    differing = {part for theirs, _ in others for part in _differing(theirs, ours)}
-    shown = [", ".join(names[:SHOWN]) + " ..." * (len(names) > SHOWN) for _, names in alike[:SHOWN]]
-    who = " | ".join(shown) + " | ..." * (len(alike) > SHOWN)
-    return f"{text}, but these differ in {', '.join(sorted(differing)[:SHOWN])}: {who}"
+    (ours, first), *others = nlargest(SHOWN, groups.items(), key=lambda group: len(group[1]))
+    differing = sorted({part for theirs, _ in others for part in _differing(theirs, ours)})
+    shown = [
+        ", ".join(nsmallest(SHOWN, names)) + " ..." * (len(names) > SHOWN) for names in (first, *dict(others).values())
+    ]
+    return f"they differ in {', '.join(differing)}: {' | '.join(sorted(shown))}" + " | ..." * (len(groups) > SHOWN)
 
 
 def _differing(theirs: tuple[bytes, bytes, bytes], ours: tuple[bytes, bytes, bytes]) -> list[str]:
     """Return in which parts what a client brings differs from what another one does."""
     parts = [part for part, one, other in zip(("layout", "base model"), theirs, ours, strict=False) if one != other]
-    return parts + unlike(*(meaning_from(meaning) for _, _, meaning in (theirs, ours)))
+    if theirs[2] == ours[2]:
+        return parts
+    meanings = [meaning_from(meaning) for _, _, meaning in (theirs, ours)]
+    frozen = [meaning.pop(FROZEN, "") for meaning in meanings]
+    other = meanings[0] != meanings[1] or frozen[0] == frozen[1]
+    return parts + [FROZEN] * (frozen[0] != frozen[1]) + ["what labels mean"] * other
 
 
 def found(state: State) -> Transition:

@@ -58,13 +58,18 @@ class Checkpoint:
         self._pause, self._last, self._refused = self.every, time.monotonic(), False
 
     @property
-    def size(self) -> int:
-        """How many bytes it takes on disk; 0 if there is none that a replay could go on from."""
+    def usable(self) -> bool:
+        """Whether there is one that a replay could go on from."""
+        return os.path.isfile(self.path) and not self._refused  # noqa: PTH113 - is_file raises where a folder is closed
+
+    def room(self, folder: Path) -> int:
+        """Return how many bytes it takes on the disk of a folder."""
         try:
             found = self.path.stat()
         except OSError:
             return 0
-        return found.st_size if stat.S_ISREG(found.st_mode) and not self._refused else 0
+        here = stat.S_ISREG(found.st_mode) and found.st_dev == folder.stat().st_dev
+        return getattr(found, "st_blocks", found.st_size // 512) * 512 if here else 0
 
     def resume(self, run: ExportedRun, parameters: Parameters) -> tuple[int, float]:
         """Load what is stored of a run into its base weights; return how many rounds they have, and the moment.
@@ -78,7 +83,7 @@ class Checkpoint:
                 self._check_content(file, facts, parameters)
                 for _, flat in parameters:
                     file.readinto(memoryview(flat).cast("B"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0, 0.0
         except OSError as error:
             self._refused = True
@@ -121,7 +126,8 @@ class Checkpoint:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
-            self.notice(f"{self.path} cannot be deleted ({error.strerror}): it is not needed any longer")
+            if os.path.exists(self.path):  # noqa: PTH110 - as above
+                self.notice(f"{self.path} cannot be deleted ({error.strerror}): it is not needed any longer")
 
     def _facts(self, file: Any, run: ExportedRun) -> dict[str, Any]:
         found = os.fstat(file.fileno())

@@ -93,12 +93,20 @@ class Weights:
             raise InvalidParameters(f"tensor {entry.name!r} is not aligned in its file: save it anew by safetensors")
         return self.data[begin:end].view(NUMPY[dtype]).reshape(shape)
 
-    def write(self, path: Path) -> None:
-        """Write a file atomically."""
+    @property
+    def size(self) -> int:
+        """How many bytes the file has."""
+        return len(self._beginning()) + self.data.nbytes
+
+    def _beginning(self) -> bytes:
         text = json.dumps(self.header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    def write(self, path: Path) -> None:
+        """Write a file atomically."""
         try:
-            write_atomically(path, len(text).to_bytes(8, "little") + text, self.data.data)
+            write_atomically(path, self._beginning(), self.data.data)
         except OSError as error:
             raise InvalidParameters(f"cannot write {path}: {error.strerror}") from None
 

@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from dataclasses import dataclass, field
+from pickle import PicklingError
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ ENGINES = {"ray": "sequential", "ray-batched": "batched"}  # of the whole, and o
 WAIT = 10.0  # seconds for room on a cluster
 DEATHS = 3  # of the actors of one share, in one round
 PATIENCE = 60.0  # seconds, or
-USUAL = 5  # times what the slowest answer took, until it is said that one is waited for
+USUAL = 5  # times what the slowest answer of the round before took, until it is said that one is waited for
 
 
 @dataclass(eq=False)
@@ -59,7 +60,7 @@ class Spread:
         ray = require("ray", extra="ray")
         self.rows, self.width, self._ray, self._world = world.plan.rows, world.plan.directions, ray, world
         self._aggregates: dict[int, NDArray[np.float32]] = {}
-        self._slowest = 0.0
+        self._slowest = self._usual = 0.0  # seconds that an answer took at most, in this round and in the one before
         started = not ray.is_initialized()
         if started:
             ray.init(include_dashboard=False, log_to_driver=False, **_resources(config))
@@ -77,6 +78,7 @@ class Spread:
 
     def votes(self, t: int, present: Indices) -> torch.Tensor:
         """Return the votes of all clients (Alg. 1, lines 3 to 11), each share measured by its actor."""
+        self._usual, self._slowest = self._slowest, 0.0
         shares = np.array_split(present, len(self._actors))
         asked = [self._ask(actor, t, share) for actor, share in zip(self._actors, shares, strict=True)]
         votes = [
@@ -135,8 +137,7 @@ class Spread:
 
     def _awaited(self, actor: _Actor, t: int, share: Indices, asked: Any) -> NDArray[np.float32]:
         """Return what an actor answers; one that hangs looks like one that computes, so a person is asked to tell."""
-        begin, usual = time.monotonic(), max(PATIENCE, USUAL * self._slowest)
-        patience = usual
+        begin, patience = time.monotonic(), max(PATIENCE, USUAL * self._usual)
         while True:
             try:
                 answer = self._ray.get(asked, timeout=patience)
@@ -149,8 +150,7 @@ class Spread:
                 )
                 patience *= 2
             else:
-                if patience == usual:
-                    self._slowest = max(self._slowest, time.monotonic() - begin)
+                self._slowest = max(self._slowest, time.monotonic() - begin)
                 return answer
 
     def _process(self, actor: _Actor) -> str:
@@ -185,10 +185,11 @@ def _sent(ray: Any, given: dict[str, Any]) -> Any:
     """Store what was given in Python where all actors find it."""
     try:
         return ray.put(given)
-    except Exception as error:
-        while error.__cause__ is not None:  # what Ray says of it fills a page
-            error = error.__cause__
-        why = next(iter(str(error).splitlines()), type(error).__name__)
+    except (TypeError, AttributeError, PicklingError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # what Ray says of it fills a page
+            cause = cause.__cause__
+        why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
         raise InvalidUserCode(
             f"engine = 'ray': what was given cannot be sent to other processes ({why}): give models, functions "
             "and data without locks, open files and the like, or use engine = 'batched'"

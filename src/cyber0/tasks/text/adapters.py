@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,9 @@ def lora(
     256
     """
     peft = require("peft", extra="text")
-    if type(rank) is not int or rank < 1:
+    if not _above_zero(rank, Integral):
         raise InvalidModel(f"lora(rank={rank!r}): the rank of an adapter is a whole number, at least 1")
-    if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
+    if not _above_zero(alpha, Real) or not 1e-30 < alpha / rank < 1e30:
         raise InvalidModel(f"lora(alpha={alpha!r}): alpha is a number above 0, by which an adapter is scaled")
     largest = max((min(each.shape) for each in model.parameters() if each.dim() == 2), default=1)
     if rank > largest:
@@ -53,10 +54,12 @@ def lora(
     if bits is not None and not is_packed(model):
         pack_linears(model, bits)
     layers = [targets] if isinstance(targets, str) else targets  # peft takes a bare string for a pattern
-    outputs = next((name for name, each in model.named_modules() if each is model.get_output_embeddings()), "")
-    if any(f".{outputs}".endswith(f".{name}") for name in layers or ()):
+    layers = None if layers is None else list(layers)
+    decoder = getattr(model, "get_output_embeddings", lambda: None)()
+    outputs = next((name for name, each in model.named_modules() if each is decoder), None)
+    if outputs is not None and any(f".{outputs}".endswith(f".{name}") for name in layers or ()):
         raise InvalidModel(f"lora(targets={targets!r}): {outputs}, the output embeddings, can have no adapter")
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=None if layers is None else list(layers))
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers)
     random: Any = torch.random
     try:
         with random.fork_rng(devices=[]):
@@ -67,6 +70,10 @@ def lora(
             "name its layers, as in adapter=\"lora(targets=('q_proj', 'v_proj'))\""
         ) from error
     _initialise(model, seed)
+
+
+def _above_zero(given: Any, kind: type) -> bool:
+    return isinstance(given, kind) and not isinstance(given, bool) and given > 0
 
 
 def _initialise(model: Any, seed: int) -> None:

@@ -216,11 +216,8 @@ def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").exists():
         raise InvalidModel(f"{folder} holds no model: there is no config.json in it")
     index = folder / "model.safetensors.index.json"
-    try:
-        if index.exists() and not dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"]):
-            raise KeyError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InvalidModel(f"{index} is damaged: it names no files of weights; fetch the model again") from None
+    if index.exists() and not (folder / "model.safetensors").exists():
+        _check_index(index)
     if any(folder.glob("*.safetensors")):
         return
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".h5"))
@@ -231,6 +228,17 @@ def _check_folder(folder: Path) -> None:
         f"{_class(folder)}.from_pretrained(folder).save_pretrained(other) in transformers; a pickle can run code when "
         "read"
     )
+
+
+def _check_index(path: Path) -> None:
+    try:
+        files: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except OSError as error:
+        raise InvalidModel(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        files = None
+    if not isinstance(files, dict) or not files:
+        raise InvalidModel(f"{path} is damaged: it names no files of weights; fetch the model again")
 
 
 def _class(folder: Path) -> str:
