@@ -56,15 +56,17 @@ def test_where_nobody_agrees_is_said_in_what():
     assert not machine.of(RecordIdentity)
     assert machine.of(Notice)[-2] == Notice(f"4 of 4 are here: {needed}")
     assert machine.of(Notice)[-1] == Notice(
-        "they differ in frozen weights, what labels mean: ann | bob | cy | dan", "dan"
+        "those who are here differ in frozen weights, what labels mean: ann | bob | cy | dan", "dan"
     )
     machine.come("dan", stream=2, base=bytes([1] * 32))
-    assert machine.of(Notice)[-1].text.startswith("they differ in base model, frozen weights, what labels mean: ")
+    assert machine.of(Notice)[-1].text.startswith(
+        "those who are here differ in base model, frozen weights, what labels mean: "
+    )
     machine = founding("ann", "bob")
     machine.come("cy", "dan", base=bytes([1] * 32))
-    assert machine.of(Notice)[-1].text == "they differ in base model: ann, bob | cy, dan"
+    assert machine.of(Notice)[-1].text == "those who are here differ in base model: ann, bob | cy, dan"
     machine.come("cy", "dan", stream=1, meaning=b"{ }")
-    assert machine.of(Notice)[-1].text == "they differ in what labels mean: ann, bob | cy, dan"
+    assert machine.of(Notice)[-1].text == "those who are here differ in what labels mean: ann, bob | cy, dan"
 
 
 def test_what_a_client_calls_its_parts_is_in_no_notice():
@@ -74,7 +76,7 @@ def test_what_a_client_calls_its_parts_is_in_no_notice():
     for word in ("a", "b", "\x1b[31m", ", ann | bob agree"):
         machine.come("dan", stream=ord(word[-1]), meaning=meaning_bytes({word: "00" * 32}))
         said.add(machine.of(Notice)[-1])
-    assert said == {Notice("they differ in what labels mean: ann, bob | dan", "dan")}
+    assert said == {Notice("those who are here differ in what labels mean: ann, bob | dan", "dan")}
 
 
 @given(st.permutations(ROSTER), st.sampled_from(ROSTER))

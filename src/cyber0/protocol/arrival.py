@@ -294,7 +294,9 @@ def _disagreement(state: State) -> str:
     shown = [
         ", ".join(nsmallest(SHOWN, names)) + " ..." * (len(names) > SHOWN) for names in (first, *dict(others).values())
     ]
-    return f"they differ in {', '.join(differing)}: {' | '.join(sorted(shown))}" + " | ..." * (len(groups) > SHOWN)
+    return f"those who are here differ in {', '.join(differing)}: {' | '.join(sorted(shown))}" + " | ..." * (
+        len(groups) > SHOWN
+    )
 
 
 def _differing(theirs: tuple[bytes, bytes, bytes], ours: tuple[bytes, bytes, bytes]) -> list[str]:
