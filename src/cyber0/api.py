@@ -93,8 +93,8 @@ def simulate(
         batch: Samples per local step; 0: all that a client holds.
         local_epochs: Local steps per round.
         scheme: What local epochs send: "unbiased", "biased" or "compressed".
-        family: The distribution of directions: "gaussian", or "rademacher", which is the default with `layerwise`, or
-            "sphere", which is that without.
+        family: The distribution of directions, "sphere", "gaussian" or "rademacher"; if not given, "rademacher" with
+            `layerwise`, "sphere" without.
         mu: How far to perturb; 0 for exact derivatives.
         epsilon: The privacy budget of each client's data, for the whole run; by default nothing is private. Noise and
             batches follow from the seed here, so that a simulation shows what privacy costs and gives none.

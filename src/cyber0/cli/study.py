@@ -218,7 +218,8 @@ class _Display:
         self.shown: dict[int, TaskID] = {}
         self.batches: list[Batch] = []
         self.rounds: dict[int, int] = {}  # rounds done of each batch
-        self.ended, self.begun = 0, False
+        self.ended = 0
+        self.begun = False  # else there is nothing to go on with
         self.accuracies: dict[str, list[float]] = {}
 
     def __enter__(self) -> "Watch":

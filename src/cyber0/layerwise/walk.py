@@ -213,7 +213,10 @@ class Walk:
         return pairs[0].double() - pairs[1].double()  # per sample: two losses share most digits
 
     def unperturbed(self, inputs: Tensor, *, attention: bool = True) -> Tensor:
-        """Return the scores of the unperturbed model, in the arithmetic of the walk, by our `attention` or its own."""
+        """Return the scores of the unperturbed model, in the arithmetic of the walk.
+
+        Without `attention`, the model's own computes them where ours would.
+        """
         if self.handlers is None:
             return self.model(inputs)
         self.parameters.check_settled()

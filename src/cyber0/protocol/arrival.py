@@ -289,14 +289,11 @@ def _disagreement(state: State) -> str:
     groups: dict[tuple[bytes, bytes, bytes], list[str]] = {}
     for client, event in state.present.items():
         groups.setdefault(_brings(event.hello), []).append(client)
-    (ours, first), *others = nlargest(SHOWN, groups.items(), key=lambda group: len(group[1]))
-    differing = sorted({part for theirs, _ in others for part in _differing(theirs, ours)})
-    shown = [
-        ", ".join(nsmallest(SHOWN, names)) + " ..." * (len(names) > SHOWN) for names in (first, *dict(others).values())
-    ]
-    return f"those who are here differ in {', '.join(differing)}: {' | '.join(sorted(shown))}" + " | ..." * (
-        len(groups) > SHOWN
-    )
+    largest = nlargest(SHOWN, groups.items(), key=lambda group: len(group[1]))
+    differing = sorted({part for brought, _ in largest for part in _differing(brought, largest[0][0])})
+    shown = sorted(", ".join(nsmallest(SHOWN, names)) + " ..." * (len(names) > SHOWN) for _, names in largest)
+    shown += ["..."] * (len(groups) > SHOWN)
+    return f"those who are here differ in {', '.join(differing)}: {' | '.join(shown)}"
 
 
 def _differing(theirs: tuple[bytes, bytes, bytes], ours: tuple[bytes, bytes, bytes]) -> list[str]:

@@ -46,7 +46,7 @@ def lora(
     peft = require("peft", extra="text")
     if not _above_zero(rank, Integral):
         raise InvalidModel(f"lora(rank={rank!r}): the rank of an adapter is a whole number, at least 1")
-    if not _above_zero(alpha, Real) or not 1e-30 < alpha / rank < 1e30:
+    if not _above_zero(alpha, Real) or not 1e-30 * rank < alpha < 1e30 * rank:
         raise InvalidModel(f"lora(alpha={alpha!r}): alpha is a number above 0, by which an adapter is scaled")
     largest = max((min(each.shape) for each in model.parameters() if each.dim() == 2), default=1)
     if rank > largest:
